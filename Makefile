@@ -1,0 +1,52 @@
+# Each target does its own set-up: `make demo` or `make test` is enough on a fresh machine.
+
+PY = .venv/bin/python
+DEMO_CMD = $(PY) -m demo
+BENCHES = cycle
+PYTEST_ARGS =
+
+.PHONY: help setup demo test check format bench docs clean
+
+help:
+	@echo "make demo            the main job on a private Slurm cluster: failures, drains, resubmission, audit"
+	@echo "make test            every test (unit, property, contract, end-to-end)"
+	@echo "make check           format, lint, types, import contracts"
+	@echo "make format          rewrite the code in the project's format"
+	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
+	@echo "make bench           the other benchmarks"
+	@echo "make docs            regenerate the pages that are made from the code"
+	@echo "make setup           only the set-up, which every other target calls"
+	@echo "make clean           remove what was built or measured, and the environment"
+
+setup:
+	@scripts/setup
+
+demo: setup
+	$(DEMO_CMD)
+
+test: setup
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+check: setup
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	.venv/bin/lint-imports
+
+format: setup
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+# bench-recovery runs bench/recovery.py, and so on.
+bench-%: setup
+	$(PY) -m bench.$(subst -,_,$*)
+
+bench: $(BENCHES:%=bench-%)
+
+docs: setup
+	$(PY) scripts/write_docs.py
+
+clean:
+	rm -rf .venv .setup .demo build dist bench/results
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
