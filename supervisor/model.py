@@ -1,0 +1,547 @@
+"""Domain types of the service: what was asked for, what happened, what is known, what is meant. Values only.
+
+Instants are aware UTC datetimes and end in `_at`; durations are seconds and end in `_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from slurm.types import JobRecord, NodeRecord
+from trainer.contract import CheckResult, ExitRecord, LaunchReport, NodeReport, Outcome, Progress, RunPaths
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# ---------------------------------------------------------------- what was asked for (run file)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSpec:
+    """How many nodes a run may use."""
+
+    min: int
+    max: int
+    multiple_of: int = 1
+    spares: int = 0  # allocated beside the training nodes; one takes the place of a node that fails its start checks
+    procs_per_node: int | None = None  # default: gpus_per_node, or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSpec:
+    """What goes to sbatch as it stands."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time_limit: str | None = None
+    gpus_per_node: int | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """How often to save, what to keep, what counts."""
+
+    every_s: float = 600.0
+    keep_last: int = 3  # verified ones; never fewer than 2
+    resume_from_complete: bool = False  # fall back to an unverified, complete checkpoint when none is verified
+    verify_on_head_max_bytes: int = 20 * 1024**3  # larger ones are verified by the job's own nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressSpec:
+    """Bounds of the silence limit of each phase, seconds. A maximum of 0 turns that phase's detection off."""
+
+    start_min_s: float = 60.0
+    start_max_s: float = 3600.0
+    step_min_s: float = 20.0
+    step_max_s: float = 900.0
+    save_min_s: float = 60.0
+    save_max_s: float = 1800.0
+    eval_min_s: float = 60.0
+    eval_max_s: float = 3600.0
+    end_min_s: float = 300.0
+    end_max_s: float = 1800.0
+
+    def bounds(self, phase: str) -> tuple[float, float]:
+        """(min, max) of a phase of trainer.contract.PHASES."""
+        return getattr(self, f"{phase}_min_s"), getattr(self, f"{phase}_max_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSpec:
+    """When to try again and when to hold."""
+
+    max_without_progress: int = 3  # restarts without a newer verified checkpoint; then the run is held
+    backoff_s: float = 15.0  # before the second restart without progress; doubles
+    backoff_max_s: float = 600.0
+    worker_restarts: int = 0  # torchrun --max-restarts: rung 1 of the ladder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSpec:
+    """How quickly a node of the run is suspected."""
+
+    start_checks: bool = True
+    beat_interval_s: float = 0.5
+    silent_after_s: float = 3.0  # no heartbeat for this long: suspect; acted upon only when slurmd is silent too
+    confirm_s: float = 2.0  # slurmd's port silent for this long: confirmed
+    frozen_after_s: float = 20.0  # no heartbeat for this long though slurmd's port answers: the node is frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A run file, checked (see supervisor.config.parse_run_file)."""
+
+    name: str
+    command: tuple[str, ...]
+    root: Path
+    nodes: NodesSpec
+    workdir: Path = Path("/")  # working directory of the training: the run file's own folder
+    slurm: SlurmSpec = field(default_factory=SlurmSpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    progress: ProgressSpec = field(default_factory=ProgressSpec)
+    restart: RestartSpec = field(default_factory=RestartSpec)
+    health: HealthSpec = field(default_factory=HealthSpec)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.run_dir)
+
+    @property
+    def procs_per_node(self) -> int:
+        return self.nodes.procs_per_node or self.slurm.gpus_per_node or 1
+
+
+# ---------------------------------------------------------------- what happened (ledger)
+
+
+class RunState(StrEnum):
+    """What is wanted of a run now."""
+
+    ACTIVE = "active"
+    HELD = "held"  # needs a person: `supervisor release`
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What was asked for, and what is wanted of it now."""
+
+    spec: RunSpec
+    state: RunState = RunState.ACTIVE
+    reason: str = ""  # why it is in this state
+    is_paused: bool = False
+    owner_uid: int = 0
+    owner_gid: int = 0
+    created_at: datetime = EPOCH
+    changed_at: datetime = EPOCH
+    released_at: datetime | None = None  # restarts before this are forgiven
+    final_step: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+class AttemptState(StrEnum):
+    """Life of one attempt. Only OVER attempts are fenced; a run has at most one that is not OVER."""
+
+    PLANNED = "planned"  # the intent to submit is committed; the job may or may not exist
+    SUBMITTED = "submitted"  # the job id is known
+    RUNNING = "running"
+    OVER = "over"  # nothing that it publishes from now on counts
+
+
+class AttemptEnd(StrEnum):
+    """Why an attempt is over."""
+
+    FINISHED = "finished"
+    SAVED = "saved"  # exit 75: saved and wants to be resubmitted
+    NODE_SILENT = "node_silent"  # a node stopped answering
+    NODE_FAILED = "node_failed"  # Slurm turned a node down
+    NODE_CHECK = "node_check"  # a node failed its start checks
+    STALLED = "stalled"  # no progress within the phase's limit
+    CRASHED = "crashed"  # the training ended with an error
+    HOST_MEMORY = "host_memory"
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    CHECKPOINT_REJECTED = "checkpoint_rejected"  # exit 78
+    DO_NOT_RESTART = "do_not_restart"  # exit 93, or a cause that a restart can't cure
+    CANCELLED = "cancelled"  # by a person through Slurm
+    STOPPED = "stopped"  # by a person through the supervisor
+    REFUSED = "refused"  # sbatch said no
+    VANISHED = "vanished"  # gone from Slurm without a trace
+    LOST = "lost"  # a second job of the same attempt
+
+
+PLANNED_ENDS = frozenset(
+    {AttemptEnd.FINISHED, AttemptEnd.SAVED, AttemptEnd.TIME_LIMIT, AttemptEnd.STOPPED, AttemptEnd.CANCELLED}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One submission of a run = one job."""
+
+    run: str
+    number: int
+    token: str
+    state: AttemptState = AttemptState.PLANNED
+    nodes_wanted: int
+    exclude: tuple[str, ...] = ()
+    resume_step: int = 0
+    resume_path: str = ""
+    job_id: int | None = None
+    nodes: tuple[str, ...] = ()  # as Slurm allocated them
+    planned_at: datetime
+    submitted_at: datetime | None = None
+    started_at: datetime | None = None  # first seen running
+    stepped_at: datetime | None = None  # first new step seen
+    over_at: datetime | None = None
+    end: AttemptEnd | None = None
+    end_detail: str = ""
+    exit_code: int | None = None
+    is_job_gone: bool = False  # Slurm runs nothing of it any more (COMPLETING counts as gone)
+    last_step: int | None = None  # newest step seen
+    phase: str = ""
+    progress_at: datetime | None = None  # when the newest progress was stored
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is AttemptState.OVER
+
+
+class CheckpointState(StrEnum):
+    """What may be believed of a checkpoint."""
+
+    COMPLETE = "complete"  # manifest there, every file has its recorded size
+    VERIFIED = "verified"  # every byte was read back and its checksum matches
+    CORRUPT = "corrupt"
+    FENCED = "fenced"  # published after its attempt was declared over: never counts
+    PRUNED = "pruned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One published checkpoint folder."""
+
+    run: str
+    step: int
+    attempt: int
+    state: CheckpointState
+    path: str
+    size_bytes: int = 0
+    files: int = 0
+    samples: int = 0
+    first_seen_at: datetime
+    verified_at: datetime | None = None  # newest time that all bytes were read back
+    verified_by: str = ""  # "nodes" or "head"
+    load_failures: int = 0
+    detail: str = ""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(step, attempt): unique within a run, ordered by step."""
+        return (self.step, self.attempt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """An unplanned end or stall of one attempt, or (is_planned) an end that costs time but is nobody's fault."""
+
+    run: str
+    attempt: int
+    kind: str  # AttemptEnd's word
+    cause: str  # one sentence for people
+    node: str | None
+    is_planned: bool
+    detected_at: datetime
+    resumed_at: datetime | None = None  # first new step after it
+    last_step: int | None = None
+    resume_step: int | None = None
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def recovery_s(self) -> float | None:
+        """Seconds from notice to the first new step; None while it is not resumed."""
+        return (self.resumed_at - self.detected_at).total_seconds() if self.resumed_at else None
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Steps done again: last step seen minus the step resumed from."""
+        if self.last_step is None or self.resume_step is None:
+            return None
+        return max(0, self.last_step - self.resume_step)
+
+
+class Verdict(StrEnum):
+    """What we hold of a node."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"  # failed, not yet often enough
+    BROKEN = "broken"  # excluded from our jobs, and drained where the budget and our rights allow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMemory:
+    """What is remembered of one node between cycles."""
+
+    node: str
+    verdict: Verdict = Verdict.HEALTHY
+    reason: str = ""
+    since_at: datetime = EPOCH
+    failing: tuple[str, ...] = ()  # checks that failed in the newest sweep
+    failed_sweeps: int = 0  # in a row
+    checked_at: datetime | None = None
+    is_drained_by_us: bool = False
+    drain_reason: str = ""
+    drained_at: datetime | None = None
+    boot_at: str = ""  # at the drain: another value later means rebooted or replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent:
+    """One line of a node's history."""
+
+    node: str
+    at: datetime
+    event: str  # noun.past_participle, e.g. "node.drained"
+    detail: str = ""
+    run: str = ""
+    attempt: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRow:
+    """One result of one check on one node, as the ledger keeps it (changes and failures only)."""
+
+    node: str
+    at: datetime
+    result: CheckResult
+
+
+# ---------------------------------------------------------------- what is meant
+
+
+class IntentKind(StrEnum):
+    """The side effects that the service may have; each is committed before it is done."""
+
+    SUBMIT = "submit"
+    CANCEL = "cancel"
+    DRAIN = "drain"
+    VERIFY = "verify"  # read a checkpoint back; the result is an observation of a later cycle
+    PRUNE = "prune"
+    NOTIFY = "notify"
+
+
+class IntentState(StrEnum):
+    """OPEN until its outcome is known."""
+
+    OPEN = "open"
+    DONE = "done"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"  # never tried, no longer wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """One meant side effect. `key` is unique among open intents, so a plan applied twice means one act."""
+
+    kind: IntentKind
+    key: str
+    reason: str
+    run: str = ""
+    attempt: int | None = None
+    job_id: int | None = None
+    node: str = ""
+    step: int | None = None  # with VERIFY and PRUNE: which checkpoint (step, attempt)
+    text: str = ""  # drain reason, notification text
+    state: IntentState = IntentState.OPEN
+    id: int | None = None  # given by the store
+    created_at: datetime = EPOCH
+    tries: int = 0  # committed before each try
+    tried_at: datetime | None = None
+    settled_at: datetime | None = None
+    outcome: str = ""
+
+
+# ---------------------------------------------------------------- what is observed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fresh(Generic[T]):
+    """An answer. `asked_at`: when the question was put (what happened later cannot be in it)."""
+
+    value: T
+    asked_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stale:
+    """No answer: unknown. Rules that need this source stay silent."""
+
+    why: str
+    since_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen(Generic[T]):
+    """The content of a file and for how long it has not changed, on the observer's monotonic clock."""
+
+    value: T
+    unchanged_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointView:
+    """One checkpoint folder with a manifest, as it lies on disk."""
+
+    step: int
+    attempt: int
+    path: str
+    size_bytes: int = 0
+    files: int = 0
+    samples: int = 0
+    is_complete: bool = False  # every file has its recorded size
+    is_verified_by_nodes: bool = False  # VERIFIED.json says ok and names this very manifest
+    is_rejected_by_nodes: bool = False  # VERIFIED.json says not ok
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What the run directory says of one run and its newest attempt. Missing files are None."""
+
+    attempt: int
+    progress: Seen[Progress] | None = None
+    launch: Seen[LaunchReport] | None = None
+    exit: ExitRecord | None = None
+    outcome: Outcome | None = None
+    node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended
+    log_tail: str = ""  # end of the job's log, read once the attempt has ended
+    checkpoints: tuple[CheckpointView, ...] = ()
+    unreadable: tuple[str, ...] = ()  # files that are not what the contract says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortProbe:
+    """TCP connects to a node's slurmd port. `silent_s`: how long in a row it has not answered; 0 when it answers."""
+
+    node: str
+    address: str
+    silent_s: float
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChecks:
+    """Results of one sweep for one node; `is_complete` False when the node did not answer in time."""
+
+    node: str
+    at: datetime
+    results: tuple[CheckResult, ...]
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """The outcome of reading one checkpoint back; `ok` None when it could not be read (unknown, tried again)."""
+
+    run: str
+    step: int
+    attempt: int
+    ok: bool | None
+    detail: str
+    started_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One frozen picture of the world outside; every source Fresh or Stale."""
+
+    jobs: Fresh[Mapping[int, JobRecord]] | Stale
+    nodes: Fresh[Mapping[str, NodeRecord]] | Stale
+    runs: Mapping[str, Fresh[RunView] | Stale] = field(default_factory=dict)
+    ended: Fresh[Mapping[int, JobRecord]] | Stale | None = None  # accounting; None: there is none
+    ports: Mapping[str, PortProbe] = field(default_factory=dict)
+    sweeps: tuple[NodeChecks, ...] = ()  # new since the last cycle
+    verifications: tuple[Verification, ...] = ()  # new since the last cycle
+
+
+# ---------------------------------------------------------------- what the core sees and says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the ledger knows: desired and remembered."""
+
+    is_paused: bool = False
+    runs: tuple[Run, ...] = ()  # not finished or stopped, and those whose last job is not gone yet
+    attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)  # by run, ascending
+    checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)  # by run, not pruned
+    interruptions: tuple[Interruption, ...] = ()  # not resumed yet
+    nodes: Mapping[str, NodeMemory] = field(default_factory=dict)
+    open_intents: tuple[Intent, ...] = ()
+    settled_intents: tuple[Intent, ...] = ()  # of the last hours, newest last: drains for the budget, cancels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainPolicy:
+    """Bounds of what may be drained."""
+
+    is_enabled: bool = True
+    max_nodes: int = 5  # per window, ours and others' drains of drainable nodes counted
+    max_fraction: float = 0.1  # of the cluster's nodes, per window; at least one node
+    window_s: float = 3600.0
+    sweeps_to_drain: int = 2  # failed sweeps in a row before a check drains a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Settings of the service that decisions depend on."""
+
+    drain: DrainPolicy = field(default_factory=DrainPolicy)
+    is_observe_only: bool = False  # plan and record, act on nothing
+    poll_interval_s: float = 15.0  # between questions to Slurm when nothing is suspected
+    cycle_interval_s: float = 1.0  # between readings of the run directories
+    idle_interval_s: float = 15.0  # between cycles when no attempt is live
+    submit_lookup_wait_s: float = 15.0  # after a lost answer: MessageTimeout and a margin
+    owner_tag: str = "supervisor"  # first word of our drain reasons
+
+
+Record = Run | Attempt | Interruption | Checkpoint | NodeMemory | NodeEvent | CheckRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Something learnt: the record as it is now, and why."""
+
+    record: Record
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What was learnt and what is meant; every item carries its reason."""
+
+    facts: tuple[Fact, ...] = ()
+    intents: tuple[Intent, ...] = ()
+    withdrawn: tuple[Intent, ...] = ()  # open intents that are no longer wanted
+    probe: frozenset[str] = frozenset()  # nodes whose slurmd port should be watched closely
+    ask_slurm: bool = False  # the next cycle wants a new answer from Slurm
+    wake_after_s: float = 1.0
+    notes: tuple[str, ...] = ()  # why a rule stayed silent

@@ -1,0 +1,426 @@
+"""The contract between the service and the job: environment, files, exit codes. Standard library only.
+
+Both sides import this module; neither imports the other. Layout of a run directory (`<root>/<run>/`):
+
+    run.toml                          the run file as submitted
+    attempts/<n>/attempt.json         AttemptSpec, written by the service before it submits
+    attempts/<n>/batch.sh, job.log    what was submitted; the job's output (appended, one file per attempt)
+    attempts/<n>/launch.json          LaunchReport, rewritten once a second by trainer.launch
+    attempts/<n>/exit.json            ExitRecord, written once by trainer.launch when the training step is over
+    attempts/<n>/outcome.json         Outcome, written by the training script before exit codes that torchrun hides
+    attempts/<n>/nodes/<node>.json    NodeReport: start checks, exit code and the end of the log of one node
+    attempts/<n>/logs/                torchrun's logs of each node
+    progress/a<n>.json                Progress of attempt n, written by rank 0
+    checkpoints/step-<k>.a<n>/        shards; MANIFEST.json last (COMPLETE); VERIFIED.json when read back
+
+Every JSON file is published by `write_json`: temporary name, fsync, rename, fsync of the directory. Readers use
+`parse_*`, which accept bytes of any origin and raise `ContractError` on anything that is not the documented shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+CONTRACT_VERSION = 1
+MAX_JSON_BYTES = 64 * 1024 * 1024  # manifests of large jobs list one file per rank; everything else is far smaller
+
+EXIT_FINISHED = 0
+EXIT_RESUBMIT = 75  # saved and wants to be resubmitted
+EXIT_DO_NOT_RESTART = 93  # used by another launcher: a restart can't cure it
+EXIT_NODE_CHECK_FAILED = 76  # trainer.node: this node failed its checks before training started
+EXIT_NODE_SILENT = 77  # trainer.launch: a node went silent
+EXIT_CHECKPOINT_REJECTED = 78  # the checkpoint to resume from did not load or did not match its checksums
+
+ENV_RUN = "SUPERVISOR_RUN"
+ENV_ATTEMPT = "SUPERVISOR_ATTEMPT"
+ENV_RUN_DIR = "SUPERVISOR_RUN_DIR"
+ENV_RESUME_FROM = "SUPERVISOR_RESUME_FROM"
+ENV_RESUME_STEP = "SUPERVISOR_RESUME_STEP"
+ENV_CHECKPOINT_EVERY_S = "SUPERVISOR_CHECKPOINT_EVERY_S"
+ENV_LAUNCHER = "SUPERVISOR_LAUNCHER"  # host:port of trainer.launch, for trainer.node only
+ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's name
+
+PHASES = ("start", "step", "save", "eval", "end")
+
+_CHECKPOINT_NAME = re.compile(r"^step-(\d{1,15})\.a(\d{1,9})$")
+_RUN_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+
+
+class ContractError(ValueError):
+    """A file of the contract does not have the documented shape; the message says where and why."""
+
+
+# ---------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSpec:
+    """What the service asks of one attempt."""
+
+    version: int = CONTRACT_VERSION
+    run: str
+    attempt: int
+    command: tuple[str, ...]  # the training program; trainer.node puts torchrun in front
+    nodes: int  # number of nodes to train on; the allocation may hold spares beyond it
+    procs_per_node: int = 1
+    resume_from: str = ""  # path of a verified checkpoint, or empty
+    resume_step: int = 0
+    checkpoint_every_s: float = 600.0
+    worker_restarts: int = 0  # torchrun --max-restarts
+    beat_interval_s: float = 0.5
+    silent_after_s: float = 3.0  # a node without a beat for this long is reported silent
+    start_checks: tuple[str, ...] = ()  # argv of the node probes, run before training; empty: none
+    start_checks_timeout_s: float = 20.0
+    environment: Mapping[str, str] = field(default_factory=dict)  # further variables for the training program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the training is. `limit_s`: silence longer than this, in this phase, is a stall (announced by the job)."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    step: int  # last finished optimizer step; -1 before the first one of a fresh run
+    final_step: int | None = None
+    loss: float | None = None
+    phase: str = "start"  # one of PHASES
+    limit_s: float | None = None
+    time: float  # the writer's clock, seconds since the epoch: for people, never for ages
+    seq: int = 0  # grows with every write
+    save_blocking_s: float | None = None  # blocking time of the last save
+    samples: int | None = None  # global samples consumed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBeat:
+    """What trainer.launch knows of one node of the step."""
+
+    state: str  # "starting", "checking", "running", "ended", "spare"
+    age_s: float  # since the last beat, on the launcher's monotonic clock
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchReport:
+    """Rewritten once a second by trainer.launch; its silence means that the batch host is gone or frozen."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    job_id: int
+    seq: int
+    time: float
+    host: str  # the node that runs trainer.launch
+    phase: str  # "starting", "checking", "running", "ending"
+    nodes: Mapping[str, NodeBeat]
+    silent: tuple[str, ...] = ()  # nodes without a beat for longer than silent_after_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecord:
+    """How the training step of one attempt ended, as trainer.launch saw it."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    job_id: int
+    exit_code: int  # 0, 75, 93, 76, 77, 78, or the first failing node's code
+    reason: str
+    node: str | None = None  # the node that is named by the evidence
+    time: float
+    nodes: Mapping[str, int | None] = field(default_factory=dict)  # exit code of each node, None: never reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Written by the training script before it exits with a code that torchrun would hide (it exits 1 for all)."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    exit_code: int
+    message: str = ""
+    checkpoint: str = ""  # with 78: the path that was rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """One node check: `ok` is None when the check could not tell (a time-out is unknown, not a failure)."""
+
+    check: str
+    ok: bool | None
+    detail: str = ""
+    value: float | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What trainer.node found on one node."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    node: str
+    host: str
+    time: float
+    checks: tuple[CheckResult, ...] = ()
+    exit_code: int | None = None
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """One file of a checkpoint. `xxh3_128`: 32 hex digits over the whole file."""
+
+    path: str  # relative, no "..", no leading "/"
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Published last: a checkpoint without it is WRITING, with it COMPLETE."""
+
+    version: int = CONTRACT_VERSION
+    run: str
+    attempt: int
+    step: int
+    samples: int  # global samples consumed up to and including `step`
+    world_size: int
+    time: float
+    format: str = "dcp"
+    files: tuple[ManifestFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRecord:
+    """Every byte was read back by a process other than its writer and matched the manifest."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    step: int
+    ok: bool
+    manifest_xxh3_128: str  # of MANIFEST.json's bytes: ties the record to one manifest
+    bad_files: tuple[str, ...] = ()
+    time: float
+
+
+# ---------------------------------------------------------------- paths
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Where each file of a run directory stands."""
+
+    run_dir: Path
+
+    def attempt_dir(self, attempt: int) -> Path:
+        return self.run_dir / "attempts" / str(attempt)
+
+    def attempt_spec(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "attempt.json"
+
+    def launch_report(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "launch.json"
+
+    def exit_record(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "exit.json"
+
+    def outcome(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "outcome.json"
+
+    def node_report(self, attempt: int, node: str) -> Path:
+        return self.attempt_dir(attempt) / "nodes" / f"{node}.json"
+
+    def logs(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "logs"
+
+    def progress(self, attempt: int) -> Path:
+        return self.run_dir / "progress" / f"a{attempt}.json"
+
+    def checkpoints(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    def checkpoint(self, step: int, attempt: int) -> Path:
+        return self.checkpoints() / checkpoint_name(step, attempt)
+
+
+MANIFEST_NAME = "MANIFEST.json"
+VERIFIED_NAME = "VERIFIED.json"
+
+
+def checkpoint_name(step: int, attempt: int) -> str:
+    """Name of the folder that attempt `attempt` publishes step `step` under."""
+    return f"step-{step}.a{attempt}"
+
+
+def parse_checkpoint_name(name: str) -> tuple[int, int] | None:
+    """(step, attempt) of a checkpoint folder's name, or None for any other name."""
+    found = _CHECKPOINT_NAME.match(name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def is_run_name(name: str) -> bool:
+    """True for letters, digits, dot, dash and underscore, not starting with a dot or dash, at most 100 characters."""
+    return bool(_RUN_NAME.match(name)) and ".." not in name
+
+
+def attempt_environment(spec: AttemptSpec, run_dir: Path) -> dict[str, str]:
+    """The contract's variables for one attempt."""
+    return {
+        ENV_RUN: spec.run,
+        ENV_ATTEMPT: str(spec.attempt),
+        ENV_RUN_DIR: str(run_dir),
+        ENV_RESUME_FROM: spec.resume_from,
+        ENV_RESUME_STEP: str(spec.resume_step),
+        ENV_CHECKPOINT_EVERY_S: f"{spec.checkpoint_every_s:g}",
+    }
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_json(path: Path, record: object) -> None:
+    """Publish a record: temporary name in the same folder, flush, fsync, rename, fsync of the folder."""
+    write_bytes(path, render_json(record))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Publish bytes under `path`; a reader sees the old content or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a folder durable (fsync of a file does not)."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def render_json(record: object) -> bytes:
+    """A record as JSON bytes, keys as in the dataclass."""
+    return json.dumps(_plain(record), separators=(",", ":"), allow_nan=False).encode()
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and (not math.isfinite(value)):
+        return None  # JSON has no NaN; a diverged loss reads as "no number"
+    return value
+
+
+# ---------------------------------------------------------------- reading
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], data: bytes) -> T:
+    """A record of type `kind` from the bytes of a file of any origin.
+
+    Unknown keys are ignored (a newer writer may add some); missing keys without a default, wrong types, a version
+    other than ours and anything that is not JSON raise `ContractError`.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        raise ContractError(f"{kind.__name__}: {len(data)} bytes, more than {MAX_JSON_BYTES}")
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{kind.__name__}: not JSON: {error}") from None
+    record = _build(kind, raw, kind.__name__)
+    version = getattr(record, "version", CONTRACT_VERSION)
+    if version != CONTRACT_VERSION:
+        raise ContractError(f"{kind.__name__}: version {version}, this release reads {CONTRACT_VERSION}")
+    _check(record)
+    return typing.cast("T", record)
+
+
+def _check(record: object) -> None:
+    if isinstance(record, Manifest):
+        for file in record.files:
+            parts = Path(file.path).parts
+            if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
+                raise ContractError(f"Manifest: path {file.path!r} leaves the checkpoint")
+            if file.size_bytes < 0 or not re.fullmatch(r"[0-9a-f]{32}", file.xxh3_128):
+                raise ContractError(f"Manifest: size or checksum of {file.path!r} is not one")
+    if isinstance(record, Progress) and record.phase not in PHASES:
+        raise ContractError(f"Progress: phase {record.phase!r} is none of {', '.join(PHASES)}")
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _build(kind: Any, raw: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _build_record(kind, raw, where)
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        options = typing.get_args(kind)
+        if raw is None and type(None) in options:
+            return None
+        return _build(next(o for o in options if o is not type(None)), raw, where)
+    if origin is tuple:
+        if not isinstance(raw, list):
+            raise ContractError(f"{where}: a list is expected")
+        item = typing.get_args(kind)[0]
+        return tuple(_build(item, value, f"{where}[{i}]") for i, value in enumerate(raw))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(raw, dict):
+            raise ContractError(f"{where}: an object is expected")
+        item = typing.get_args(kind)[1]
+        return {key: _build(item, value, f"{where}.{key}") for key, value in raw.items()}
+    return _build_scalar(kind, raw, where)
+
+
+def _build_record(kind: type, raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ContractError(f"{where}: an object is expected")
+    hints = _HINTS.get(kind)
+    if hints is None:
+        hints = _HINTS[kind] = typing.get_type_hints(kind)
+    values = {}
+    for item in dataclasses.fields(kind):
+        if item.name in raw:
+            values[item.name] = _build(hints[item.name], raw[item.name], f"{where}.{item.name}")
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise ContractError(f"{where}: {item.name} is missing")
+    return kind(**values)
+
+
+def _build_scalar(kind: Any, raw: Any, where: str) -> Any:
+    if kind is float and type(raw) in (int, float):
+        number = float(raw)
+        if not math.isfinite(number):
+            raise ContractError(f"{where}: not a finite number")
+        return number
+    if kind is int and type(raw) is int and abs(raw) < 2**63:
+        return raw
+    if kind is bool and type(raw) is bool:
+        return raw
+    if kind is str and type(raw) is str:
+        return raw
+    raise ContractError(f"{where}: {kind.__name__} is expected, not {type(raw).__name__}")
