@@ -77,7 +77,7 @@ class ProgressSpec:
 class RestartSpec:
     """When to try again and when to hold."""
 
-    max_without_progress: int = 3  # restarts without a newer verified checkpoint; then the run is held
+    max_without_progress: int = 3  # attempts in a row that end without a newer verified checkpoint; then hold
     backoff_s: float = 15.0  # before the second restart without progress; doubles
     backoff_max_s: float = 600.0
     worker_restarts: int = 0  # torchrun --max-restarts: rung 1 of the ladder
@@ -90,7 +90,7 @@ class HealthSpec:
     start_checks: bool = True
     beat_interval_s: float = 0.5
     silent_after_s: float = 3.0  # no heartbeat for this long: suspect; acted upon only when slurmd is silent too
-    confirm_s: float = 2.0  # slurmd's port silent for this long: confirmed
+    confirm_s: float = 1.5  # slurmd's port silent for this long: confirmed
     frozen_after_s: float = 20.0  # no heartbeat for this long though slurmd's port answers: the node is frozen
 
 
@@ -199,7 +199,8 @@ class Attempt:
     number: int
     token: str
     state: AttemptState = AttemptState.PLANNED
-    nodes_wanted: int
+    nodes_wanted: int  # to train on
+    spares: int = 0  # allocated beside them
     exclude: tuple[str, ...] = ()
     resume_step: int = 0
     resume_path: str = ""
@@ -470,6 +471,18 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What attribution makes of an ended attempt's evidence, best evidence first."""
+
+    kind: str  # e.g. "python_traceback", "gpu", "network", "host_memory", "disk_full", "configuration", "unknown"
+    sentence: str
+    node: str | None = None
+    evidence: tuple[str, ...] = ()
+    is_curable: bool = True  # False: a restart can't help (configuration, command not found)
+    blames_node: bool = False  # True only for hardware evidence on `node`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One frozen picture of the world outside; every source Fresh or Stale."""
 
@@ -477,6 +490,7 @@ class Snapshot:
     nodes: Fresh[Mapping[str, NodeRecord]] | Stale
     runs: Mapping[str, Fresh[RunView] | Stale] = field(default_factory=dict)
     ended: Fresh[Mapping[int, JobRecord]] | Stale | None = None  # accounting; None: there is none
+    causes: Mapping[str, Cause] = field(default_factory=dict)  # by run, for attempts whose end has been seen
     ports: Mapping[str, PortProbe] = field(default_factory=dict)
     sweeps: tuple[NodeChecks, ...] = ()  # new since the last cycle
     verifications: tuple[Verification, ...] = ()  # new since the last cycle
@@ -540,7 +554,8 @@ class Plan:
 
     facts: tuple[Fact, ...] = ()
     intents: tuple[Intent, ...] = ()
-    withdrawn: tuple[Intent, ...] = ()  # open intents that are no longer wanted
+    withdrawn: tuple[Intent, ...] = ()  # open intents that are no longer wanted and were never tried
+    settled: tuple[Intent, ...] = ()  # open intents whose outcome was observed: state and outcome as they are now
     probe: frozenset[str] = frozenset()  # nodes whose slurmd port should be watched closely
     ask_slurm: bool = False  # the next cycle wants a new answer from Slurm
     wake_after_s: float = 1.0
