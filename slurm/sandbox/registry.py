@@ -1,0 +1,78 @@
+"""Which sandboxes this user has running on this machine, and the removal of what a killed keeper left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from slurm.sandbox.network import remove_link
+from slurm.sandbox.processes import is_alive, kill_below, read_stat, send
+from slurm.sandbox.spec import SandboxError, SandboxSpec, parse_spec, registry_dir, render_spec
+
+
+def write_entry(spec: SandboxSpec) -> None:
+    """Register the sandbox under the calling process, its keeper."""
+    found = read_stat(os.getpid())
+    started = found.started if found is not None else 0
+    _entry(spec.sandbox_id).write_text(f"{os.getpid()} {started}\n{render_spec(spec)}")
+
+
+def remove_entry(spec: SandboxSpec) -> None:
+    """Forget the sandbox, and its directory if that was made for it."""
+    spec.socket.unlink(missing_ok=True)
+    _entry(spec.sandbox_id).unlink(missing_ok=True)
+    if spec.is_temporary:
+        shutil.rmtree(spec.root, ignore_errors=True)
+
+
+def has_keeper(spec: SandboxSpec) -> bool:
+    """True while the sandbox's keeper lives."""
+    try:
+        pid, started, _ = _read_entry(_entry(spec.sandbox_id))
+    except (OSError, SandboxError):
+        return False
+    return is_alive(pid, started)
+
+
+def sweep_leftovers() -> tuple[str, ...]:
+    """Remove what sandboxes left whose keeper is dead; their directories."""
+    swept = []
+    for path in sorted(registry_dir().glob("*.json")):
+        try:
+            pid, started, spec = _read_entry(path)
+        except (OSError, SandboxError):
+            continue  # just being written, or of another release
+        if not is_alive(pid, started):
+            _kill_survivors(spec)
+            remove_link(spec.head_link)
+            remove_entry(spec)
+            swept.append(spec.directory)
+    return tuple(swept)
+
+
+def _kill_survivors(spec: SandboxSpec) -> None:
+    # Only a frozen loopback node outlives its keeper: it could not notice the end.
+    marker = spec.directory.encode()
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if not name.isdigit():
+            continue
+        with suppress(OSError):
+            if b"slurm.sandbox.holder" in (line := Path(f"/proc/{name}/cmdline").read_bytes()) and marker in line:
+                kill_below(int(name))
+                send([int(name)], signal.SIGKILL)
+
+
+def _read_entry(path: Path) -> tuple[int, int, SandboxSpec]:
+    head, _, text = path.read_text().partition("\n")
+    try:
+        pid, started = (int(word) for word in head.split())
+    except ValueError:
+        raise SandboxError(f"{path} is not an entry of the registry") from None
+    return pid, started, parse_spec(text)
+
+
+def _entry(sandbox_id: str) -> Path:
+    return registry_dir() / f"{sandbox_id}.json"

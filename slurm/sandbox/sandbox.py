@@ -1,0 +1,341 @@
+"""A private, real Slurm cluster on one machine, with faults by name.
+
+    with Sandbox.start(nodes=4) as sandbox:
+        subprocess.run(["sbatch", "job.sh"], env={**os.environ, **sandbox.env}, check=True, timeout=30)
+        sandbox.power_cut("n2")
+
+Isolated nodes (root) have a network, processes, host name, local disk and shared memory of their own; loopback nodes
+are slurmd processes side by side. Slurm's authentication is switched off inside: whoever can reach the controller's
+address on this machine can run commands in the sandbox as anybody. It is for tests and demonstrations.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from slurm.sandbox.installed import find_tool, read_slurm_shape, require_accounting, search_path, why_not_isolated
+from slurm.sandbox.keeper import READY_DEADLINE_S, keeper_argv
+from slurm.sandbox.network import choose_subnet
+from slurm.sandbox.registry import has_keeper, sweep_leftovers
+from slurm.sandbox.spec import (
+    STATE_NAME,
+    Mode,
+    NodeSpec,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailable,
+    read_spec,
+    registry_dir,
+    render_spec,
+)
+
+_ANSWER_TIMEOUT_S = 60.0
+_MAX_NODES = 200
+_FIRST_NODE_HOST = 11  # the last byte of n1's address
+_PORTS = range(20000, 32000)  # below the range the kernel hands out to clients
+
+
+class Sandbox:
+    """A running sandbox; a context manager that ends it."""
+
+    def __init__(self, spec: SandboxSpec, *, cold_start_s: float) -> None:
+        self._spec = spec
+        self.cold_start_s = cold_start_s
+        self.directory = spec.root
+        self.mode: Mode = spec.mode
+        self.mode_reason = spec.mode_reason
+        self.node_names = tuple(node.name for node in spec.nodes)
+        self.scratch = spec.scratch
+        self.head_address = spec.head_address
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        nodes: int = 4,
+        mode: Literal["auto", "isolated", "loopback"] = "auto",
+        gpus_per_node: int = 0,
+        accounting: bool = False,
+        directory: Path | None = None,
+        slurmd_timeout_s: int = 10,
+        kill_wait_s: int = 5,
+        extra_conf: str = "",
+        keep: bool = False,
+    ) -> Self:
+        """A cluster with every node idle.
+
+        It ends with `stop`, or when this process ends; with `keep` only with `stop`. A directory that is given stays
+        behind with its logs, otherwise one is made and removed. `extra_conf`: lines for the end of slurm.conf.
+
+        Raises:
+            SandboxUnavailable: what is missing on this machine, by package or right.
+            SandboxError: it did not come up; the message ends with the log that tells.
+        """
+        if not 1 <= nodes <= _MAX_NODES:
+            raise SandboxError(f"a sandbox has 1 to {_MAX_NODES} nodes, not {nodes}")
+        read_slurm_shape()
+        if accounting:
+            require_accounting()
+        chosen, reason = _choose_mode(mode)
+        sweep_leftovers()
+        root = _make_directory(directory)
+        head_address, node_specs = _lay_out(chosen, nodes)
+        ports = _free_ports(3)
+        spec = SandboxSpec(
+            sandbox_id=secrets.token_hex(4),
+            directory=str(root),
+            is_temporary=directory is None,
+            mode=chosen,
+            mode_reason=reason,
+            head_host="head" if chosen == "isolated" else socket.gethostname().split(".")[0],
+            head_address=head_address,
+            is_local_only=chosen == "isolated" or _own_loopback_address() is not None,
+            controller_port=ports[0],
+            nodes=node_specs,
+            gpus_per_node=gpus_per_node,
+            slurmd_timeout_s=slurmd_timeout_s,
+            kill_wait_s=kill_wait_s,
+            user=getpass.getuser(),
+            owner_pid=None if keep else os.getpid(),
+            extra_conf=extra_conf,
+            accounting=accounting,
+            dbd_port=ports[1],
+            database_port=ports[2],
+        )
+        (root / STATE_NAME).write_text(render_spec(spec))
+        return cls(spec, cold_start_s=_launch_keeper(spec))
+
+    @classmethod
+    def attach(cls, directory: Path) -> Self:
+        """The sandbox that runs in `directory`, started by any process of this user; SandboxError when none does."""
+        spec = read_spec(directory.resolve())
+        if not has_keeper(spec):
+            raise SandboxError(f"the sandbox in {directory} is not running")
+        return cls(spec, cold_start_s=float(_ask(spec, "facts")["cold_start_s"]))
+
+    @staticmethod
+    def sweep_leftovers() -> tuple[str, ...]:
+        """Remove what sandboxes with a dead keeper left on this machine; their directories. `start` does it too."""
+        return sweep_leftovers()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that make Slurm's commands talk to this cluster."""
+        return {"SLURM_CONF": str(self._spec.conf), "PATH": search_path()}
+
+    @property
+    def is_running(self) -> bool:
+        """True until it was stopped, by whomever."""
+        return has_keeper(self._spec)
+
+    def run(self, *argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+        """One command on the head, with its output; the caller reads the exit code."""
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=timeout_s, env={**os.environ, **self.env}
+        )
+
+    def run_on(self, node: str, *argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
+        """One command inside an isolated node, past Slurm: for looking and for doing damage."""
+        if self.mode != "isolated":
+            raise SandboxError("loopback nodes have no inside of their own: this needs an isolated sandbox")
+        pids = self.node_pids(node)
+        if not pids:
+            raise SandboxError(f"node {node} has no power")
+        enter = [find_tool("nsenter") or "nsenter", f"--target={pids[0]}", "--all", "--"]
+        return self.run(*enter, *argv, timeout_s=timeout_s)
+
+    def log(self, name: str) -> Path:
+        """Log of a node's slurmd by node name, or of "slurmctld" or "keeper"."""
+        return self._spec.log(name)
+
+    def node_pids(self, node: str) -> tuple[int, ...]:
+        """Every process of the node, its first one first; empty without power."""
+        return tuple(_ask(self._spec, "pids", node)["pids"])
+
+    def power_cut(self, node: str) -> None:
+        """The node is gone at once: no process of it lives on, and it answers nobody."""
+        _ask(self._spec, "power_cut", node)
+
+    def cable_cut(self, node: str) -> None:
+        """An isolated node can reach nobody; its processes run on."""
+        _ask(self._spec, "cable_cut", node)
+
+    def freeze(self, node: str) -> None:
+        """Every process of the node stops where it is."""
+        _ask(self._spec, "freeze", node)
+
+    def revive(self, node: str) -> None:
+        """Undo whatever was done to the node; it registers with the controller again within a few seconds."""
+        _ask(self._spec, "revive", node)
+
+    def freeze_controller(self) -> None:
+        """slurmctld takes connections and answers nothing."""
+        _ask(self._spec, "freeze_controller")
+
+    def thaw_controller(self) -> None:
+        """A frozen slurmctld goes on."""
+        _ask(self._spec, "thaw_controller")
+
+    def stop_controller(self) -> None:
+        """slurmctld saves its state and ends."""
+        _ask(self._spec, "stop_controller")
+
+    def start_controller(self) -> None:
+        """slurmctld runs again, from its saved state."""
+        _ask(self._spec, "start_controller")
+
+    def fill_scratch(self, node: str) -> None:
+        """Leave no free byte on the node's local disk."""
+        self.run_on(node, "dd", "if=/dev/zero", f"of={self.scratch}/filled", "bs=1M")
+
+    def empty_scratch(self, node: str) -> None:
+        """Take back what `fill_scratch` wrote."""
+        self.run_on(node, "rm", "-f", f"{self.scratch}/filled")
+
+    def stop(self) -> None:
+        """End every process, namespace, cable and mount of the sandbox; a second call does nothing."""
+        if self.is_running:
+            _ask(self._spec, "stop")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _choose_mode(wanted: Literal["auto", "isolated", "loopback"]) -> tuple[Mode, str]:
+    if wanted == "loopback":
+        return "loopback", "asked for"
+    obstacle = why_not_isolated()
+    if obstacle is None:
+        return "isolated", "asked for" if wanted == "isolated" else "root, and namespaces are permitted"
+    if wanted == "isolated":
+        raise SandboxUnavailable(obstacle)
+    return "loopback", obstacle
+
+
+def _make_directory(wanted: Path | None) -> Path:
+    if wanted is None:
+        root = Path(tempfile.mkdtemp(prefix="slurm-sandbox-")).resolve()
+    else:
+        root = wanted.resolve()
+        root.mkdir(parents=True, exist_ok=True)
+        if (root / STATE_NAME).exists():
+            if has_keeper(read_spec(root)):
+                raise SandboxError(f"a sandbox is running in {root} already")
+            _clear(root)
+    root.chmod(0o755)  # jobs of other users read the configuration
+    return root
+
+
+def _clear(root: Path) -> None:
+    # The state of an earlier cluster would come back as jobs and nodes of this one.
+    for name in ("state", "spool", "run", "log", "scratch", "gpu", "database"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("slurm.conf", "cgroup.conf", "gres.conf", "slurmdbd.conf"):
+        (root / name).unlink(missing_ok=True)
+
+
+def _lay_out(mode: Mode, count: int) -> tuple[str, tuple[NodeSpec, ...]]:
+    names = [f"n{number}" for number in range(1, count + 1)]
+    if mode == "loopback":
+        ports = _free_ports(count)
+        address = _own_loopback_address() or "127.0.0.1"
+        return address, tuple(
+            NodeSpec(name=name, address=address, port=port) for name, port in zip(names, ports, strict=True)
+        )
+    registry = registry_dir()
+    registry.mkdir(mode=0o700, parents=True, exist_ok=True)
+    subnet = choose_subnet(registry / "subnet.lock")
+    port = _free_ports(1)[0]
+    return str(subnet[1]), tuple(
+        NodeSpec(name=name, address=str(subnet[_FIRST_NODE_HOST + index]), port=port)
+        for index, name in enumerate(names)
+    )
+
+
+def _own_loopback_address() -> str | None:
+    # Slurm's daemons can be told to listen only where their host name points: safe when that is the loopback.
+    with suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+        return address if address.startswith("127.") else None
+    return None
+
+
+def _free_ports(count: int) -> list[int]:
+    held: list[socket.socket] = []
+    try:
+        for port in random.sample(_PORTS, k=len(_PORTS)):
+            if len(held) == count:
+                break
+            candidate = socket.socket()
+            try:
+                candidate.bind(("", port))
+                held.append(candidate)
+            except OSError:
+                candidate.close()
+        return [candidate.getsockname()[1] for candidate in held]
+    finally:
+        for candidate in held:
+            candidate.close()
+
+
+def _launch_keeper(spec: SandboxSpec) -> float:
+    log = spec.log("keeper")
+    log.parent.mkdir(exist_ok=True)
+    with log.open("ab") as stderr:
+        keeper = subprocess.Popen(
+            keeper_argv(spec),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            cwd="/",
+            start_new_session=True,
+        )
+    report = _read_report(keeper)
+    if "cold_start_s" in report:
+        return float(report["cold_start_s"])
+    raise SandboxError(f"the sandbox did not start: {report.get('error') or log.read_text()[-1500:]}")
+
+
+def _read_report(keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
+    assert keeper.stdout is not None
+    with keeper.stdout as stdout:
+        if not select.select([stdout], [], [], 4 * READY_DEADLINE_S)[0]:
+            keeper.terminate()
+            return {"error": "no answer in time"}
+        with suppress(ValueError):
+            report: dict[str, Any] = json.loads(stdout.readline())
+            return report
+    return {}
+
+
+def _ask(spec: SandboxSpec, verb: str, node: str = "") -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_TIMEOUT_S)
+        try:
+            connection.connect(str(spec.socket))
+            connection.sendall(json.dumps({"do": verb, "node": node}).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(connection.makefile().readline() or "{}")
+        except (OSError, ValueError) as error:
+            raise SandboxError(f"the sandbox in {spec.directory} does not answer: {error}") from None
+    if "error" in answer:
+        raise SandboxError(answer["error"])
+    return answer
