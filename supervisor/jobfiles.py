@@ -1,0 +1,104 @@
+"""Opening files that jobs wrote: regular files only, no symbolic link, bounded, no waiting on a FIFO."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class NotAFile(Exception):
+    """Something else stands where a regular file belongs, or it is larger than it may be; the message says what."""
+
+
+@contextmanager
+def open_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of a regular file; raises NotAFile for links, FIFOs, devices and folders, OSError otherwise."""
+    try:
+        fd = os.open(path, _FLAGS, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NOT_OPENED:
+            raise NotAFile(f"not a regular file: {error.strerror}") from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise NotAFile("not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def open_folder(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder that is no symbolic link; raises NotAFile or OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NOT_OPENED:
+            raise NotAFile(f"not a folder: {error.strerror}") from None
+        raise
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def open_parent(dir_fd: int, relative: str) -> Iterator[tuple[int, str]]:
+    """(descriptor of the folder that holds `relative`, last name); no component may be a symbolic link."""
+    *folders, name = PurePosixPath(relative).parts
+    fd = os.dup(dir_fd)
+    try:
+        for folder in folders:
+            with open_folder(folder, dir_fd=fd) as inner:
+                os.dup2(inner, fd, inheritable=False)
+        yield fd, name
+    finally:
+        os.close(fd)
+
+
+def read_bounded(path: str | Path, max_bytes: int, *, dir_fd: int | None = None) -> bytes:
+    """The whole content of a small file; raises NotAFile when it is larger than `max_bytes`, OSError otherwise."""
+    with open_regular(path, dir_fd=dir_fd) as fd:
+        size = os.fstat(fd).st_size
+        if size > max_bytes:
+            raise NotAFile(f"{size} bytes, more than {max_bytes}")
+        return _read(fd, max_bytes)
+
+
+def read_end(path: str | Path, max_bytes: int) -> bytes:
+    """The last bytes of a file that may be growing."""
+    with open_regular(path) as fd:
+        start = max(0, os.fstat(fd).st_size - max_bytes)
+        os.lseek(fd, start, os.SEEK_SET)
+        return _read(fd, max_bytes)
+
+
+def list_folder(path: str | Path, max_names: int) -> tuple[list[str], bool]:
+    """Names in a folder, at most `max_names`, and whether there are more; raises OSError."""
+    names: list[str] = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if len(names) >= max_names:
+                return names, True
+            names.append(entry.name)
+    return names, False
+
+
+def _read(fd: int, max_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < max_bytes:
+        data = os.read(fd, min(1 << 20, max_bytes - len(parts)))
+        if not data:
+            break
+        parts += data
+    return bytes(parts)
+
+
+# ELOOP: a link; ENXIO: a socket or a FIFO without a reader; ENOTDIR: a component is no folder
+_NOT_OPENED = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOTDIR})

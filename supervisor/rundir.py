@@ -1,0 +1,214 @@
+"""Run directories as the daemon sees them: read, written and pruned in child processes that run as the owner.
+
+Jobs wrote the files (they may be anything), and shared file systems hang: so no file of a run directory is ever opened
+in the daemon. A read that takes too long raises; the process that hangs is left, and the run stays unreadable until it
+answers. Ages are kept here, on the monotonic clock, by the change of content: no wall clock and no file time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from supervisor.child import Child, ChildGone, ChildLate
+from supervisor.model import RunView, Seen
+from supervisor.rundir_child import LOG_TAIL_BYTES, Content, Findings, Question
+from trainer.contract import LaunchReport, Progress
+
+MAX_CHILDREN = 4  # per owner: as many run directories may hang before reads of others are refused
+KILL_AFTER_S = 120.0  # a late child is killed then; one that the kernel holds stays, and stays counted
+
+T = TypeVar("T")
+
+
+class RunDirUnreadable(Exception):
+    """The run directory could not be read or written in time: nothing is known, nothing may be concluded."""
+
+
+class RunDirReader:
+    """Access to run directories as one owner. Safe to use from several threads; `close` ends the children."""
+
+    def __init__(
+        self,
+        uid: int | None = None,
+        gid: int | None = None,
+        *,
+        max_children: int = MAX_CHILDREN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = _Pool(uid, gid, max_children)
+        self._clock = clock
+        self._progress: dict[str, _Ages[Progress]] = {}
+        self._launch: dict[str, _Ages[LaunchReport]] = {}
+        self._decoder = msgspec.json.Decoder(Findings)
+
+    def read(self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float) -> RunView:
+        """What the run directory says now; raises RunDirUnreadable after at most `deadline_s`."""
+        question = Question(do="read", path=str(run_dir), attempt=attempt, is_final=is_final, budget_s=deadline_s * 0.5)
+        data = self._pool.ask(f"read {run_dir}", question, deadline_s)
+        try:
+            findings = self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise RunDirUnreadable(f"{run_dir}: the reading process answered nonsense: {error}") from None
+        return self._view(run, attempt, findings)
+
+    def write_attempt(
+        self, run_dir: Path, attempt: int, files: Mapping[str, bytes], *, deadline_s: float = 10.0
+    ) -> None:
+        """Make an attempt's folders and publish `files` (names relative to attempts/<n>/), durable, as the owner."""
+        texts = {name: b64encode(data).decode("ascii") for name, data in files.items()}
+        question = Question(do="write", path=str(run_dir), attempt=attempt, files=texts)
+        self._pool.ask(f"write {run_dir}", question, deadline_s)
+
+    def prune(self, run_dir: Path, step: int, attempt: int, *, deadline_s: float = 10.0) -> None:
+        """Remove one checkpoint. Done again it does nothing; after a time-out the removal goes on: ask again later."""
+        question = Question(do="prune", path=str(run_dir), step=step, attempt=attempt)
+        self._pool.ask(f"prune {run_dir}", question, deadline_s)
+
+    def read_tail(self, path: Path, *, max_bytes: int = LOG_TAIL_BYTES, deadline_s: float = 5.0) -> str:
+        """The end of a text file of a run directory; raises RunDirUnreadable, also when it is not there."""
+        question = Question(do="tail", path=str(path), max_bytes=max_bytes)
+        return b64decode(self._pool.ask(f"tail {path}", question, deadline_s)).decode("utf-8", "replace")
+
+    def forget(self, run: str) -> None:
+        """Drop what is remembered of a run that is over."""
+        self._progress.pop(run, None)
+        self._launch.pop(run, None)
+
+    def close(self) -> None:
+        """End the children; one that hangs in the kernel is left behind and ends when the kernel lets it."""
+        self._pool.close()
+
+    def _view(self, run: str, attempt: int, findings: Findings) -> RunView:
+        now = self._clock()
+        progress = _of_attempt(self._progress, run, attempt)
+        launch = _of_attempt(self._launch, run, attempt)
+        lost = (
+            progress.note(findings.progress_content, findings.progress, now, f"progress/a{attempt}.json"),
+            launch.note(findings.launch_content, findings.launch, now, f"attempts/{attempt}/launch.json"),
+        )
+        return RunView(
+            attempt=attempt,
+            progress=progress.seen(now),
+            launch=launch.seen(now),
+            exit=findings.exit,
+            outcome=findings.outcome,
+            node_reports=findings.node_reports,
+            log_tail=findings.log_tail,
+            checkpoints=findings.checkpoints,
+            unreadable=findings.unreadable + tuple(line for line in lost if line),
+        )
+
+
+# ---------------------------------------------------------------- ages
+
+
+class _Ages(Generic[T]):
+    """The last good content of one file and since when it has not changed. Unreadable is not changed."""
+
+    def __init__(self, attempt: int) -> None:
+        self.attempt = attempt
+        self._digest = ""
+        self._value: T | None = None
+        self._since = 0.0
+
+    def note(self, content: Content, record: T | None, now: float, name: str) -> str:
+        """Take in one reading; returns a line for `unreadable` when the file was there and is gone."""
+        if record is not None and content.digest != self._digest:
+            self._digest, self._value, self._since = content.digest, record, now
+        return f"{name}: gone" if not content.is_there and self._value is not None else ""
+
+    def seen(self, now: float) -> Seen[T] | None:
+        return None if self._value is None else Seen(value=self._value, unchanged_s=max(0.0, now - self._since))
+
+
+def _of_attempt(ages: dict[str, _Ages[T]], run: str, attempt: int) -> _Ages[T]:
+    found = ages.get(run)
+    if found is None or found.attempt != attempt:
+        found = ages[run] = _Ages(attempt)
+    return found
+
+
+# ---------------------------------------------------------------- children
+
+
+@dataclass(slots=True)
+class _Member:
+    child: Child
+    key: str = ""  # what it was last asked for
+    is_taken: bool = False
+
+
+class _Pool:
+    """A few children of one owner. A late one keeps its question: nobody else asks the same meanwhile."""
+
+    def __init__(self, uid: int | None, gid: int | None, max_children: int) -> None:
+        self._uid, self._gid, self._max = uid, gid, max_children
+        self._members: list[_Member] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._members.append(self._start())  # starts while the daemon goes on
+
+    def ask(self, key: str, question: Question, deadline_s: float) -> bytes:
+        member = self._take(key)
+        try:
+            answer = member.child.call(msgspec.json.encode(question), deadline_s=deadline_s)
+        except (ChildLate, ChildGone) as error:
+            raise RunDirUnreadable(f"{key}: {error}") from None
+        finally:
+            member.is_taken = False
+        if answer[:1] != b"+":
+            raise RunDirUnreadable(f"{key}: {answer[1:].decode('utf-8', 'replace')}")
+        return answer[1:]
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for member in self._members:
+                member.child.close()
+            self._members.clear()
+
+    def _take(self, key: str) -> _Member:
+        with self._lock:
+            if self._is_closed:
+                raise RunDirUnreadable(f"{key}: closed")
+            self._tend()
+            self._refuse_while_late(key)
+            member = next((m for m in self._members if not m.is_taken and m.child.is_free()), None)
+            if member is None:
+                if len(self._members) >= self._max:
+                    raise RunDirUnreadable(f"{key}: {len(self._members)} reading processes are waiting already")
+                member = self._start()
+                self._members.append(member)
+            member.key, member.is_taken = key, True
+            return member
+
+    def _tend(self) -> None:
+        """Reap what has ended, kill what has been late for too long."""
+        for member in list(self._members):
+            if member.is_taken:
+                continue
+            if not member.child.is_alive():
+                member.child.close(wait_s=0.0)
+                self._members.remove(member)
+                continue
+            late_since = member.child.late_since
+            if late_since is not None and time.monotonic() - late_since > KILL_AFTER_S:
+                member.child.kill()
+
+    def _refuse_while_late(self, key: str) -> None:
+        for member in self._members:
+            if member.key == key and not member.is_taken and not member.child.is_free():
+                since = member.child.late_since
+                waited_s = time.monotonic() - since if since is not None else 0.0
+                raise RunDirUnreadable(f"{key}: no answer for {waited_s:.1f} s")
+
+    def _start(self) -> _Member:
+        return _Member(child=Child("supervisor.rundir_child", uid=self._uid, gid=self._gid))

@@ -1,0 +1,430 @@
+"""The process that touches run directories, as their owner: reads what the contract defines, writes attempts, prunes.
+
+Run by supervisor.rundir as `python -m supervisor.rundir_child`. Knows no ledger and no policy. What it finds is bounded
+before it is parsed; a file that is not what the contract says is named in `unreadable` and counts as unknown.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+import sys
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from supervisor.child import Wire, serve
+from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_parent, read_bounded, read_end
+from supervisor.model import CheckpointView
+from trainer import contract
+from trainer.contract import (
+    MANIFEST_NAME,
+    VERIFIED_NAME,
+    ContractError,
+    ExitRecord,
+    LaunchReport,
+    Manifest,
+    NodeReport,
+    Outcome,
+    Progress,
+    RunPaths,
+    VerificationRecord,
+)
+
+SMALL_BYTES = 64 * 1024
+LAUNCH_BYTES = 1024 * 1024  # one entry per node
+NODE_REPORT_BYTES = 256 * 1024
+NODE_REPORTS_BYTES = 16 * 1024 * 1024  # of log tails kept in one view
+LOG_TAIL_BYTES = 256 * 1024
+MAX_NODE_REPORTS = 4096
+MAX_NAMES = 20_000
+MAX_CHECKPOINTS = 256  # newest steps
+RECHECK_S = 60.0  # between two looks at the sizes of an unchanged checkpoint's files
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What the parent asks. `do`: read, write, prune or tail."""
+
+    do: str
+    path: str  # run directory, or with tail the file
+    attempt: int = 0
+    step: int = 0
+    is_final: bool = False
+    budget_s: float = 1.0  # looking at checkpoints stops after this; the rest is looked at next time
+    files: Mapping[str, str] = field(default_factory=dict)  # with write: base64
+    max_bytes: int = LOG_TAIL_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """A hash of a file's bytes (to see it change) and whether it could be read."""
+
+    digest: str
+    is_there: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Answer to `read`: RunView without the ages, which the parent keeps."""
+
+    progress: Progress | None = None
+    progress_content: Content
+    launch: LaunchReport | None = None
+    launch_content: Content
+    exit: ExitRecord | None = None
+    outcome: Outcome | None = None
+    node_reports: tuple[NodeReport, ...] = ()
+    log_tail: str = ""
+    checkpoints: tuple[CheckpointView, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- reading
+
+
+class Notes:
+    """Collects what could not be read, named relative to the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self.lines: list[str] = []
+
+    def add(self, path: Path, why: object) -> None:
+        if len(self.lines) < 100:
+            self.lines.append(f"{path.relative_to(self._run_dir)}: {why}"[:500])
+
+
+def read_run(question: Question, cache: CheckpointCache) -> Findings:
+    """Everything that a cycle wants to know of one run; raises OSError when the run directory itself can't be read."""
+    run_dir = Path(question.path)
+    if not stat.S_ISDIR(run_dir.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(run_dir))
+    paths, attempt, notes = RunPaths(run_dir), question.attempt, Notes(run_dir)
+    progress, progress_content = _read_record(Progress, paths.progress(attempt), SMALL_BYTES, attempt, notes)
+    launch, launch_content = _read_record(LaunchReport, paths.launch_report(attempt), LAUNCH_BYTES, attempt, notes)
+    exit_record, _ = _read_record(ExitRecord, paths.exit_record(attempt), LAUNCH_BYTES, attempt, notes)
+    findings = Findings(
+        progress=progress,
+        progress_content=progress_content,
+        launch=launch,
+        launch_content=launch_content,
+        exit=exit_record,
+        checkpoints=cache.look(paths, time.monotonic() + question.budget_s, notes),
+    )
+    if question.is_final:
+        findings = _add_last_words(findings, paths, attempt, notes)
+    return replace(findings, unreadable=tuple(notes.lines))
+
+
+def _add_last_words(findings: Findings, paths: RunPaths, attempt: int, notes: Notes) -> Findings:
+    outcome, _ = _read_record(Outcome, paths.outcome(attempt), SMALL_BYTES, attempt, notes)
+    return replace(
+        findings,
+        outcome=outcome,
+        node_reports=_read_node_reports(paths, attempt, notes),
+        log_tail=_read_log_tail(paths.attempt_dir(attempt) / "job.log", notes),
+    )
+
+
+def _read_record(kind: type[T], path: Path, max_bytes: int, attempt: int, notes: Notes) -> tuple[T | None, Content]:
+    data = _read_file(path, max_bytes, notes)
+    if data is None:
+        return None, Content(digest="", is_there=False)
+    content = Content(digest=xxhash.xxh3_128_hexdigest(data), is_there=True)
+    try:
+        record = _of_attempt(parse_record(kind, data), attempt)
+    except ContractError as error:
+        notes.add(path, error)
+        return None, content
+    return record, content
+
+
+def _of_attempt(record: T, attempt: int) -> T:
+    if getattr(record, "attempt", attempt) != attempt:
+        raise ContractError(f"of attempt {getattr(record, 'attempt', None)}, not {attempt}")
+    return record
+
+
+def parse_record(kind: type[T], data: bytes) -> T:
+    """contract.parse, and the record can be handed on (JSON's escapes can spell text that is no Unicode)."""
+    record = contract.parse(kind, data)
+    try:
+        msgspec.json.encode(record)
+    except (UnicodeEncodeError, ValueError, OverflowError) as error:
+        raise ContractError(f"{kind.__name__}: {error}") from None
+    return record
+
+
+def _read_file(path: Path, max_bytes: int, notes: Notes) -> bytes | None:
+    try:
+        return read_bounded(path, max_bytes)
+    except FileNotFoundError:
+        return None
+    except NotAFile as error:
+        notes.add(path, error)
+    except OSError as error:
+        notes.add(path, error.strerror)
+    return None
+
+
+def _read_log_tail(path: Path, notes: Notes) -> str:
+    try:
+        return read_end(path, LOG_TAIL_BYTES).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    except NotAFile as error:
+        notes.add(path, error)
+    except OSError as error:
+        notes.add(path, error.strerror)
+    return ""
+
+
+def _read_node_reports(paths: RunPaths, attempt: int, notes: Notes) -> tuple[NodeReport, ...]:
+    folder = paths.attempt_dir(attempt) / "nodes"
+    names = _list(folder, MAX_NODE_REPORTS, notes)
+    reports: list[NodeReport] = []
+    for name in sorted(n for n in names if n.endswith(".json") and not n.startswith(".")):
+        report, _ = _read_record(NodeReport, folder / name, NODE_REPORT_BYTES, attempt, notes)
+        if report is not None and f"{report.node}.json" != name:
+            notes.add(folder / name, f"names another node, {report.node!r}")
+        elif report is not None:
+            reports.append(report)
+    return _bound_log_tails(reports)
+
+
+def _bound_log_tails(reports: list[NodeReport]) -> tuple[NodeReport, ...]:
+    """Drop log tails beyond the bound, those of nodes that ended well first."""
+    left = NODE_REPORTS_BYTES
+    kept: dict[str, NodeReport] = {}
+    for report in sorted(reports, key=lambda r: not r.exit_code):
+        left -= len(report.log_tail)
+        kept[report.node] = report if left >= 0 else replace(report, log_tail="")
+    return tuple(kept[report.node] for report in reports)
+
+
+def _list(folder: Path, max_names: int, notes: Notes) -> list[str]:
+    try:
+        names, is_cut = list_folder(folder, max_names)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.add(folder, error.strerror)
+        return []
+    if is_cut:
+        notes.add(folder, f"more than {max_names} names; the rest is not looked at")
+    return names
+
+
+# ---------------------------------------------------------------- checkpoints
+
+Signature = tuple[int, int, int] | None  # mtime_ns, size, inode; None: not there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    view: CheckpointView
+    manifest: Signature
+    record: Signature
+    looked_at: float  # monotonic: sizes of all files
+
+
+class CheckpointCache:
+    """Views of checkpoint folders; an unchanged one costs two stats, and its files are looked at once a minute."""
+
+    def __init__(self, *, recheck_s: float = RECHECK_S) -> None:
+        self._recheck_s = recheck_s
+        self._looked: dict[Path, _Looked] = {}
+
+    def look(self, paths: RunPaths, until: float, notes: Notes) -> tuple[CheckpointView, ...]:
+        """Views of the newest checkpoints that have a manifest, ascending; stops opening new ones at `until`."""
+        folder = paths.checkpoints()
+        keys = sorted(_checkpoint_keys(_list(folder, MAX_NAMES, notes)))[-MAX_CHECKPOINTS:]
+        wanted = {paths.checkpoint(*key): key for key in keys}
+        self._forget(folder, wanted)
+        views = [self._look_at(path, key, until, notes) for path, key in reversed(wanted.items())]
+        return tuple(view for view in reversed(views) if view is not None)
+
+    def _forget(self, folder: Path, wanted: Mapping[Path, tuple[int, int]]) -> None:
+        for path in [p for p in self._looked if p.parent == folder and p not in wanted]:
+            del self._looked[path]
+
+    def _look_at(self, path: Path, key: tuple[int, int], until: float, notes: Notes) -> CheckpointView | None:
+        known = self._looked.get(path)
+        try:
+            manifest, record = _signature(path / MANIFEST_NAME), _signature(path / VERIFIED_NAME)
+            if manifest is None:
+                return None
+            now = time.monotonic()
+            if known is not None and (known.manifest, known.record) == (manifest, record):
+                # beyond the budget an old look is better than a late answer
+                if now - known.looked_at < self._recheck_s or now > until:
+                    return known.view
+            elif now > until and known is None:
+                notes.add(path, "not looked at yet")
+                return None
+            view = inspect_checkpoint(path, *key)
+        except (OSError, NotAFile) as error:
+            notes.add(path, error)
+            return known.view if known else None  # could not look is not "gone"
+        self._looked[path] = _Looked(view=view, manifest=manifest, record=record, looked_at=now)
+        return view
+
+
+def _checkpoint_keys(names: list[str]) -> set[tuple[int, int]]:
+    parsed = {name: contract.parse_checkpoint_name(name) for name in names}
+    # the name must be the one that a writer gives: "step-007.a1" would be a second folder of step 7
+    return {key for name, key in parsed.items() if key is not None and contract.checkpoint_name(*key) == name}
+
+
+def _signature(path: Path) -> Signature:
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def inspect_checkpoint(path: Path, step: int, attempt: int) -> CheckpointView:
+    """What lies on disk under one checkpoint's name, by sizes; raises OSError when it can't be looked at."""
+    with open_folder(path) as folder:
+        view = CheckpointView(step=step, attempt=attempt, path=str(path))
+        try:
+            data = read_bounded(MANIFEST_NAME, contract.MAX_JSON_BYTES, dir_fd=folder)
+            manifest = parse_record(Manifest, data)
+        except (ContractError, NotAFile) as error:
+            return replace(view, detail=f"{MANIFEST_NAME}: {error}")
+        view = replace(
+            view,
+            size_bytes=sum(file.size_bytes for file in manifest.files),
+            files=len(manifest.files),
+            samples=manifest.samples,
+        )
+        fault = _find_fault(folder, manifest, step, attempt)
+        if fault:
+            return replace(view, detail=fault)
+        return _add_verification(replace(view, is_complete=True), folder, xxhash.xxh3_128_hexdigest(data))
+
+
+def _find_fault(folder: int, manifest: Manifest, step: int, attempt: int) -> str:
+    if (manifest.step, manifest.attempt) != (step, attempt):
+        return f"{MANIFEST_NAME} is of step {manifest.step}, attempt {manifest.attempt}"
+    for file in manifest.files:
+        fault = _find_file_fault(folder, file)
+        if fault:
+            return fault
+    return ""
+
+
+def _find_file_fault(folder: int, file: contract.ManifestFile) -> str:
+    try:
+        with open_parent(folder, file.path) as (parent, name):
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return f"{file.path} is missing"
+    except NotAFile as error:
+        return f"{file.path}: {error}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{file.path} is not a regular file"
+    if found.st_size != file.size_bytes:
+        return f"{file.path} has {found.st_size} bytes instead of {file.size_bytes}"
+    return ""
+
+
+def _add_verification(view: CheckpointView, folder: int, manifest_digest: str) -> CheckpointView:
+    try:
+        record = parse_record(VerificationRecord, read_bounded(VERIFIED_NAME, SMALL_BYTES, dir_fd=folder))
+    except FileNotFoundError:
+        return view
+    except (ContractError, NotAFile) as error:
+        return replace(view, detail=f"{VERIFIED_NAME}: {error}")
+    if record.manifest_xxh3_128 != manifest_digest or (record.step, record.attempt) != (view.step, view.attempt):
+        return replace(view, detail=f"{VERIFIED_NAME} is of another manifest")
+    if record.ok:
+        return replace(view, is_verified_by_nodes=True)
+    return replace(view, is_rejected_by_nodes=True, detail=f"bad: {', '.join(record.bad_files[:5])}")
+
+
+# ---------------------------------------------------------------- writing and removing
+
+
+def write_attempt(question: Question) -> bytes:
+    """Make the folders of one attempt and publish its files (names relative to the attempt's folder)."""
+    paths = RunPaths(Path(question.path))
+    attempt_dir = paths.attempt_dir(question.attempt)
+    for folder in (
+        attempt_dir / "nodes",
+        paths.logs(question.attempt),
+        paths.progress(question.attempt).parent,
+        paths.checkpoints(),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text in question.files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} leaves the attempt's folder")
+        contract.write_bytes(attempt_dir / name, b64decode(text))
+    contract.fsync_dir(attempt_dir.parent)
+    contract.fsync_dir(paths.run_dir)
+    with suppress(PermissionError):  # the folder above may be somebody else's
+        contract.fsync_dir(paths.run_dir.parent)
+    return b""
+
+
+def prune_checkpoint(question: Question) -> bytes:
+    """Remove one checkpoint folder: the manifest first, so that a half-removed one is no checkpoint. Gone is done."""
+    name = contract.checkpoint_name(question.step, question.attempt)
+    try:
+        with open_folder(RunPaths(Path(question.path)).checkpoints()) as checkpoints:
+            with open_folder(name, dir_fd=checkpoints) as folder:
+                for published in (MANIFEST_NAME, VERIFIED_NAME):
+                    _unlink(published, folder)
+                os.fsync(folder)
+            shutil.rmtree(name, dir_fd=checkpoints)  # refuses links, and follows none
+            os.fsync(checkpoints)
+    except FileNotFoundError:
+        pass
+    return b""
+
+
+def _unlink(name: str, folder: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+# ---------------------------------------------------------------- serving
+
+
+class _Answers:
+    def __init__(self) -> None:
+        self._cache = CheckpointCache()
+        self._decoder = msgspec.json.Decoder(Question)
+
+    def __call__(self, data: bytes, _wire: Wire) -> bytes:
+        try:
+            question = self._decoder.decode(data)
+            return b"+" + self._handlers()[question.do](question)
+        except (OSError, NotAFile, ValueError, KeyError, shutil.Error) as error:
+            return b"-" + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:2000]
+
+    def _handlers(self) -> Mapping[str, Callable[[Question], bytes]]:
+        return {
+            "read": lambda q: msgspec.json.encode(read_run(q, self._cache)),
+            "write": write_attempt,
+            "prune": prune_checkpoint,
+            "tail": lambda q: b64encode(read_end(q.path, q.max_bytes)),
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(serve(_Answers(), sys.argv))

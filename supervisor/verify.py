@@ -1,0 +1,326 @@
+"""Reads checkpoints back: every byte against the manifest's sizes and checksums, beside the loop.
+
+`verify_checkpoint` does one, in the calling process. `Verifier` runs it in child processes that are niced and have
+dropped to the run's owner. What can't be read is unknown (`ok` None), never corrupt.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from supervisor.child import Child, ChildGone, ChildLate, Wire, serve
+from supervisor.jobfiles import NotAFile, open_folder, open_parent, open_regular, read_bounded
+from supervisor.model import Verification
+from trainer import contract
+from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile
+
+CHUNK_BYTES = 4 * 1024 * 1024
+MAX_AT_ONCE = 2
+SILENT_AFTER_S = 120.0  # no byte read for this long: the file system hangs
+BEAT_S = 1.0
+
+# the checkpoint itself is bad only if the name leads to nothing or to no file; all other errors are the medium's
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readback:
+    """`ok`: True, every byte matched; False, `detail` names the file; None, it could not be read to the end."""
+
+    ok: bool | None
+    detail: str
+    bytes_read: int = 0
+
+
+class _Mismatch(Exception):
+    """The checkpoint is not what its manifest says; the message names the file."""
+
+
+def verify_checkpoint(
+    path: Path,
+    *,
+    expect_run: str,
+    expect_step: int,
+    expect_attempt: int,
+    on_bytes: Callable[[int], None] = lambda _count: None,
+) -> Readback:
+    """Read one checkpoint back. `on_bytes` is called with the count of each portion that was read."""
+    total = 0
+
+    def count(portion: int) -> None:
+        nonlocal total
+        total += portion
+        on_bytes(portion)
+
+    try:
+        with open_folder(path) as folder:
+            manifest = _read_manifest(folder, expect_run, expect_step, expect_attempt)
+            for file in manifest.files:
+                _check_file(folder, file, count)
+    except _Mismatch as error:
+        return Readback(ok=False, detail=str(error), bytes_read=total)
+    except NotAFile as error:
+        return Readback(ok=False, detail=f"{path.name}: {error}", bytes_read=total)
+    except OSError as error:
+        return Readback(ok=None, detail=f"could not be read: {error}", bytes_read=total)
+    return Readback(ok=True, detail=f"{len(manifest.files)} files, {total} bytes", bytes_read=total)
+
+
+def _read_manifest(folder: int, run: str, step: int, attempt: int) -> Manifest:
+    try:
+        manifest = contract.parse(Manifest, read_bounded(MANIFEST_NAME, contract.MAX_JSON_BYTES, dir_fd=folder))
+    except (ContractError, NotAFile, FileNotFoundError) as error:
+        raise _Mismatch(f"{MANIFEST_NAME}: {error}") from None
+    found, expected = (manifest.run, manifest.step, manifest.attempt), (run, step, attempt)
+    if found != expected:
+        raise _Mismatch(f"{MANIFEST_NAME} is of {found}, not {expected} (run, step, attempt)")
+    return manifest
+
+
+def _check_file(folder: int, file: ManifestFile, on_bytes: Callable[[int], None]) -> None:
+    try:
+        with open_parent(folder, file.path) as (parent, name), open_regular(name, dir_fd=parent) as fd:
+            size = os.fstat(fd).st_size
+            if size != file.size_bytes:
+                raise _Mismatch(f"{file.path} has {size} bytes instead of {file.size_bytes}")
+            digest = _digest(fd, on_bytes)
+    except NotAFile as error:
+        raise _Mismatch(f"{file.path}: {error}") from None
+    except OSError as error:
+        if error.errno in _MISSING:
+            raise _Mismatch(f"{file.path} is missing") from None
+        raise OSError(error.errno, error.strerror, file.path) from None
+    if digest != file.xxh3_128:
+        raise _Mismatch(f"{file.path}: checksum {digest} instead of {file.xxh3_128}")
+
+
+def _digest(fd: int, on_bytes: Callable[[int], None]) -> str:
+    _drop_cached_pages(fd)
+    state = xxhash.xxh3_128()
+    buffer = bytearray(CHUNK_BYTES)
+    view = memoryview(buffer)
+    while count := os.readv(fd, [buffer]):
+        state.update(view[:count])
+        on_bytes(count)
+    _drop_cached_pages(fd)  # a read-back must not push the training's own pages out
+    return state.hexdigest()
+
+
+def _drop_cached_pages(fd: int) -> None:
+    """What is in memory may be right while the medium is wrong. Dirty pages stay: they were not written here."""
+    with suppress(OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# ---------------------------------------------------------------- beside the loop
+
+Key = tuple[str, int, int]  # run, step, attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    path: str
+    run: str
+    step: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    order: _Order
+    uid: int | None
+    gid: int | None
+
+    @property
+    def key(self) -> Key:
+        return (self.order.run, self.order.step, self.order.attempt)
+
+
+@dataclass(slots=True)
+class _Job:
+    waiting: _Waiting
+    child: Child
+    started_at: datetime
+    heard: float  # monotonic
+
+
+class Verifier:
+    """Verifies checkpoints in the background: at most one of a run and `max_at_once` in all; others wait their turn."""
+
+    def __init__(
+        self,
+        on_done: Callable[[], None] = lambda: None,
+        *,
+        max_at_once: int = MAX_AT_ONCE,
+        silent_after_s: float = SILENT_AFTER_S,
+    ) -> None:
+        self._on_done = on_done
+        self._max = max_at_once
+        self._silent_after_s = silent_after_s
+        self._waiting: deque[_Waiting] = deque()
+        self._jobs: list[_Job] = []
+        self._abandoned: list[Child] = []
+        self._done: list[Verification] = []
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="verifier", daemon=True)
+        self._thread.start()
+
+    def start(
+        self, run: str, run_dir: Path, step: int, attempt: int, uid: int | None = None, gid: int | None = None
+    ) -> None:
+        """Have one checkpoint read back; nothing happens when it is under way or waiting already."""
+        path = contract.RunPaths(run_dir).checkpoint(step, attempt)
+        waiting = _Waiting(order=_Order(path=str(path), run=run, step=step, attempt=attempt), uid=uid, gid=gid)
+        with self._lock:
+            if not self._has(waiting.key):
+                self._waiting.append(waiting)
+        self._wake()
+
+    def is_busy(self, run: str, step: int, attempt: int) -> bool:
+        """True from `start` until the result can be collected."""
+        with self._lock:
+            return self._has((run, step, attempt))
+
+    def collect(self) -> tuple[Verification, ...]:
+        """Results since the last call; never waits."""
+        with self._lock:
+            done, self._done = tuple(self._done), []
+            return done
+
+    def close(self) -> None:
+        """Stop; what was under way is dropped and was never verified."""
+        self._is_closed = True
+        self._wake()
+        self._thread.join(5.0)
+        with self._lock:
+            for child in [*(job.child for job in self._jobs), *self._abandoned]:
+                child.kill()
+                child.close()
+            self._jobs.clear()
+            self._waiting.clear()
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def _has(self, key: Key) -> bool:
+        return any(w.key == key for w in self._waiting) or any(job.waiting.key == key for job in self._jobs)
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            os.write(self._wake_write, b"x")
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            self._begin()
+            self._wait()
+            finished = [(job, result) for job in self._jobs if (result := self._hear(job)) is not None]
+            for job, result in finished:
+                self._finish(job, result)
+            if finished:
+                self._on_done()
+
+    def _begin(self) -> None:
+        with self._lock:
+            for waiting in list(self._waiting):
+                busy_runs = {job.waiting.order.run for job in self._jobs}
+                if len(self._jobs) < self._max and waiting.order.run not in busy_runs and not self._is_closed:
+                    self._waiting.remove(waiting)
+                    self._jobs.append(self._launch(waiting))
+
+    def _launch(self, waiting: _Waiting) -> _Job:
+        child = Child("supervisor.verify", uid=waiting.uid, gid=waiting.gid)
+        with suppress(ChildLate, ChildGone):  # said again, and handled, by the first `receive`
+            child.tell(msgspec.json.encode(waiting.order), deadline_s=1.0)
+        return _Job(waiting=waiting, child=child, started_at=datetime.now(UTC), heard=time.monotonic())
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        for job in self._jobs:
+            poll.register(job.child.stdout, select.POLLIN)
+        poll.poll(1000)
+        with suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+
+    def _hear(self, job: _Job) -> Readback | None:
+        try:
+            while (frame := job.child.receive(0.0)) is not None:
+                job.heard = time.monotonic()
+                if frame != b"beat":
+                    return msgspec.json.decode(frame, type=Readback)
+        except (ChildGone, msgspec.DecodeError) as error:
+            return Readback(ok=None, detail=f"the verifying process failed: {error}")
+        silent_s = time.monotonic() - job.heard
+        if silent_s > self._silent_after_s:
+            return Readback(ok=None, detail=f"nothing could be read for {silent_s:.0f} s")
+        return None
+
+    def _finish(self, job: _Job, result: Readback) -> None:
+        order = job.waiting.order
+        job.child.kill()
+        is_gone = job.child.close(wait_s=0.2)
+        with self._lock:
+            self._jobs.remove(job)
+            self._abandoned = [c for c in self._abandoned if c.is_alive()] + ([] if is_gone else [job.child])
+            self._done.append(
+                Verification(
+                    run=order.run,
+                    step=order.step,
+                    attempt=order.attempt,
+                    ok=result.ok,
+                    detail=result.detail,
+                    started_at=job.started_at,
+                )
+            )
+
+
+# ---------------------------------------------------------------- child side
+
+
+def _answer(data: bytes, wire: Wire) -> bytes:
+    order = msgspec.json.decode(data, type=_Order)
+    _be_nice()
+    last = time.monotonic()
+
+    def beat(_count: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= BEAT_S:
+            last = time.monotonic()
+            wire.send(b"beat")
+
+    result = verify_checkpoint(
+        Path(order.path),
+        expect_run=order.run,
+        expect_step=order.step,
+        expect_attempt=order.attempt,
+        on_bytes=beat,
+    )
+    return msgspec.json.encode(result)
+
+
+def _be_nice() -> None:
+    os.nice(10)
+    with suppress(ImportError, OSError, AttributeError):
+        import psutil
+
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(_answer, sys.argv))
