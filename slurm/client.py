@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import os
+import pwd
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Protocol
 
-from slurm.types import ClusterFacts, JobListing, JobRecord, NodeListing, SubmitRequest, Submitted
+from slurm import commands, failures, parse
+from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable
+from slurm.run_tool import Completed, Run, run_tool
+from slurm.types import (
+    ClusterFacts,
+    JobListing,
+    JobRecord,
+    NodeListing,
+    SubmitRequest,
+    Submitted,
+    Unreadable,
+)
 
 
 class SlurmClient(Protocol):
@@ -46,3 +61,166 @@ class SlurmClient(Protocol):
     def undrain(self, node: str) -> None:
         """Return a drained node to service."""
         ...
+
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_TIMEOUT_S = 30.0  # three times Slurm's MessageTimeout; clients retry a connection for that long
+
+
+class CliClient:
+    """`SlurmClient` over Slurm's command-line tools.
+
+    `run` starts a tool (tests give their own), `parent` is the environment that PATH and SLURM_CONF are taken from.
+    Any number of calls may run at once: the client keeps no state.
+    """
+
+    def __init__(
+        self,
+        *,
+        run: Run = run_tool,
+        timeout_s: float = _TIMEOUT_S,
+        parent: Mapping[str, str] | None = None,
+    ) -> None:
+        self._run = run
+        self._timeout_s = timeout_s
+        self._parent: Mapping[str, str] = os.environ if parent is None else parent
+
+    def fetch_cluster(self) -> ClusterFacts:
+        """Name, version, partitions and time-outs; two commands."""
+        argv = commands.show_config_argv()
+        config = self._read(argv)
+        partitions = self._read(commands.show_partitions_argv())
+        facts = parse.parse_cluster(config.stdout, partitions.stdout)
+        if isinstance(facts, Unreadable):
+            raise failures.unreadable(argv, config, facts.why)
+        return facts
+
+    def fetch_jobs(self) -> JobListing:
+        """All jobs in the controller's memory; SlurmUnreadable when there are rows and not one can be read."""
+        mark = _draw_mark()
+        argv = commands.squeue_argv(mark)
+        done = self._read(argv)
+        listing = parse.parse_squeue(done.stdout, mark=mark)
+        _require_some(argv, done, listing.jobs, listing.unreadable)
+        return listing
+
+    def fetch_nodes(self) -> NodeListing:
+        """All nodes; SlurmUnreadable when not one can be read: a cluster has nodes."""
+        argv = commands.show_nodes_argv()
+        done = self._read(argv)
+        listing = parse.parse_nodes(done.stdout)
+        if not listing.nodes:
+            raise failures.unreadable(argv, done, "no node in it")
+        return listing
+
+    def fetch_ended_jobs(self, *, since: datetime) -> JobListing:
+        """Jobs from accounting submitted at `since` or later; `since` is an aware instant.
+
+        sacct also lists older jobs that were still there at `since`; they are left out, because job ids come round
+        again and an old record must not stand for a new job. On exit codes see `slurm.parse.parse_sacct`.
+        """
+        mark = _draw_mark()
+        argv = commands.sacct_argv(since, mark)
+        done = self._read(argv)
+        listing = parse.parse_sacct(done.stdout, mark=mark)
+        _require_some(argv, done, listing.jobs, listing.unreadable)
+        floor = since.replace(microsecond=0)  # Slurm's times are whole seconds
+        jobs = tuple(job for job in listing.jobs if job.submit_at is None or job.submit_at >= floor)
+        return JobListing(jobs=jobs, unreadable=listing.unreadable)
+
+    def find_by_token(self, token: str, *, since: datetime) -> tuple[JobRecord, ...]:
+        """Jobs with this token, by job id: from the controller, and from accounting where there is one.
+
+        A source that exists and does not answer, or answers with rows that can't be read, raises SlurmUnavailable or
+        SlurmUnreadable: an empty answer means that both were asked and neither knows the token.
+        """
+        live = self.fetch_jobs()
+        ended = self._fetch_ended_if_kept(since)
+        for listing in (live, ended):
+            if any(token in row.text for row in listing.unreadable):
+                raise SlurmUnreadable(f"a row with the token {token} can't be read: {listing.unreadable}")
+        # The controller knows more of a live job than accounting does; of several runs of one job the newest counts.
+        found = {job.job_id: job for job in (*_by_submission(ended), *live.jobs) if job.comment == token}
+        return tuple(found[job_id] for job_id in sorted(found))
+
+    def submit(self, request: SubmitRequest) -> Submitted:
+        """Submit once, never retried here: the caller looks a lost answer up by its token first."""
+        argv = commands.sbatch_argv(request)
+        user, home = self._identity(request.uid)
+        env = commands.submitting_environment(self._parent, request.environment, user=user, home=home)
+        done = self._call(argv, env)
+        failure = failures.submit_failure(argv, done)
+        if failure is not None:
+            raise failure
+        job_id = parse.parse_sbatch(done.stdout)
+        if job_id is None:
+            raise failures.unconfirmed(argv, done)
+        return Submitted(job_id=job_id, warnings=done.stderr.strip())
+
+    def cancel(self, job_id: int) -> None:
+        """End a job at once (see `slurm.commands.scancel_argv` for what its processes get)."""
+        self._change(commands.scancel_argv(job_id))
+
+    def drain(self, node: str, reason: str) -> None:
+        """Set DRAIN; SlurmRefused for a reason that Slurm would not keep unchanged (`render_reason` makes one)."""
+        self._change(commands.drain_argv(node, reason))
+
+    def undrain(self, node: str) -> None:
+        """Lift DRAIN and nothing else; harmless on a node that is not drained."""
+        self._change(commands.undrain_argv(node))
+
+    def _fetch_ended_if_kept(self, since: datetime) -> JobListing:
+        try:
+            return self.fetch_ended_jobs(since=since)
+        except SlurmRefused as error:
+            if failures.is_no_accounting(error):
+                return JobListing(jobs=())
+            raise SlurmUnavailable(
+                str(error), argv=error.argv, returncode=error.returncode, stdout=error.stdout, stderr=error.stderr
+            ) from error
+
+    def _read(self, argv: commands.Argv) -> Completed:
+        done = self._call(argv, commands.reading_environment(self._parent))
+        failure = failures.read_failure(argv, done)
+        if failure is not None:
+            raise failure
+        return done
+
+    def _change(self, argv: commands.Argv) -> None:
+        done = self._call(argv, commands.reading_environment(self._parent))
+        failure = failures.change_failure(argv, done)
+        if failure is not None:
+            raise failure
+
+    def _call(self, argv: commands.Argv, env: Mapping[str, str]) -> Completed:
+        try:
+            return self._run(argv, self._timeout_s, env)
+        except OSError as error:
+            raise failures.not_started(argv, error) from error
+
+    def _identity(self, uid: int | None) -> tuple[str, str]:
+        """(user, home) for the job's environment."""
+        try:
+            entry = pwd.getpwuid(os.getuid() if uid is None else uid)
+        except KeyError:
+            if uid is not None:
+                raise SlurmRefused(f"there is no user with uid {uid} on this host") from None
+            return self._parent.get("USER", ""), self._parent.get("HOME", "/")
+        return entry.pw_name, entry.pw_dir
+
+
+def _draw_mark() -> str:
+    """A row mark that no job name or comment can hold by design of its author."""
+    return secrets.token_hex(8)
+
+
+def _require_some(
+    argv: commands.Argv, done: Completed, jobs: tuple[JobRecord, ...], unreadable: tuple[Unreadable, ...]
+) -> None:
+    # Rows, and none that can be read: the tool speaks another language. That is not an empty queue.
+    if unreadable and not jobs:
+        raise failures.unreadable(argv, done, unreadable[0].why)
+
+
+def _by_submission(listing: JobListing) -> list[JobRecord]:
+    return sorted(listing.jobs, key=lambda job: job.submit_at or _LONG_AGO)

@@ -1,0 +1,292 @@
+"""Argument lists for Slurm's tools and the environment they run in. Pure: no I/O, no clock, same input, same output.
+
+Fields are named here once; `slurm.parse` reads the tables by the same names.
+
+Separators. Job names, comments and submit lines are free text that any user of the cluster may choose, `|` and line
+breaks included. So fields are separated by the control character US (0x1f) and each row of squeue and sacct ends in a
+mark that the caller draws anew for each command: text written by others can't imitate a row.
+
+Times. Slurm's tools print local time of the process that runs them, so reading commands run with TZ=UTC
+(`reading_environment`): no zone to guess, no hour that occurs twice. sbatch keeps the host's zone, because options
+such as --begin=16:00 are meant in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from slurm.errors import SlurmRefused
+from slurm.hostlist import fold_nodes, is_node_name
+from slurm.types import SubmitRequest
+
+Argv = tuple[str, ...]
+
+FIELD_SEPARATOR = "\x1f"
+
+# Free text last: reason may be set by plugins and administrators, name and comment by any user.
+SQUEUE_FIELDS = (
+    "JobID",
+    "State",
+    "RestartCnt",
+    "exit_code",
+    "UserName",
+    "Partition",
+    "NodeList",
+    "SubmitTime",
+    "StartTime",
+    "EndTime",
+    "Reason",
+    "Name",
+    "Comment",
+)
+
+# JobIDRaw: the plain number also for array elements and heterogeneous jobs. SubmitLine holds the token even where
+# the database does not keep comments (AccountingStoreFlags without job_comment, the default).
+SACCT_FIELDS = (
+    "JobIDRaw",
+    "State",
+    "ExitCode",
+    "User",
+    "Partition",
+    "NodeList",
+    "Submit",
+    "Start",
+    "End",
+    "JobName",
+    "Comment",
+    "SubmitLine",
+)
+
+MAX_REASON_CHARS = 200  # slurmdbd keeps a reason in a tinytext (255 bytes)
+
+_KEPT_VARIABLES = ("PATH", "HOME", "SLURM_CONF", "TZ")
+_TOKEN = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The last four make libc load code or data of the caller's choice; sbatch may run as root for another user.
+_STEERS_SBATCH = ("SBATCH_", "SLURM_", "PMI_", "PMIX_", "LD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH")
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+# ---------------------------------------------------------------- reading
+
+
+def squeue_argv(mark: str) -> Argv:
+    """All jobs of all users in the controller's memory, ended ones too, array elements one by one."""
+    return ("squeue", "-h", "-a", "-r", "-t", "all", "-O", _squeue_format(mark))
+
+
+def row_end(mark: str) -> str:
+    """What stands at the end of each row of squeue and sacct, before the line break."""
+    return f"{FIELD_SEPARATOR}{mark}"
+
+
+def _squeue_format(mark: str) -> str:
+    # `Field:SUFFIX` prints the value at its full width, then SUFFIX. Without the colon a value is cut at 20 characters.
+    *fields, last = SQUEUE_FIELDS
+    return ",".join([*(f"{name}:{FIELD_SEPARATOR}" for name in fields), f"{last}:{row_end(mark)}"])
+
+
+def sacct_argv(since: datetime, mark: str) -> Argv:
+    """Every record of every job that was in the queue or ran since then; -D keeps earlier runs of requeued jobs.
+
+    -p rather than -P: the separator after the last field is what marks the end of a row whose submit line has line
+    breaks.
+    """
+    return (
+        "sacct",
+        "-n",
+        "-a",
+        "-X",
+        "-D",
+        "-p",
+        f"--delimiter={sacct_delimiter(mark)}",
+        "-S",
+        render_sacct_time(since),
+        "-o",
+        ",".join(SACCT_FIELDS),
+    )
+
+
+def sacct_delimiter(mark: str) -> str:
+    """The separator of sacct's fields (one argument for all of them, so the mark is in each)."""
+    return f"{FIELD_SEPARATOR}{mark}"
+
+
+def render_sacct_time(at: datetime) -> str:
+    """An instant as sacct reads it when it runs with TZ=UTC."""
+    if at.tzinfo is None:
+        raise ValueError("an aware datetime is needed: sacct would read a naive one in an unknown zone")
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def show_nodes_argv() -> Argv:
+    """All nodes, one line each, nodes of hidden partitions too."""
+    return ("scontrol", "-a", "-o", "show", "node")
+
+
+def show_partitions_argv() -> Argv:
+    """All partitions, one line each, hidden ones too."""
+    return ("scontrol", "-a", "-o", "show", "partition")
+
+
+def show_config_argv() -> Argv:
+    """The controller's configuration, `name = value` a line."""
+    return ("scontrol", "show", "config")
+
+
+def ping_argv() -> Argv:
+    """Which controllers are up."""
+    return ("scontrol", "ping")
+
+
+# ---------------------------------------------------------------- changing
+
+
+def sbatch_argv(request: SubmitRequest) -> Argv:
+    """The submission of one attempt.
+
+    The caller's options stand first, so ours, of which the last one counts, can't be switched off by them: no requeue
+    by Slurm, one live job per name and user, the log never truncated, the token in `--comment`.
+
+    `--export=ALL` on purpose, with an sbatch whose own environment is built by `submitting_environment`: a list of
+    names would make Slurm load the user's login environment on the node (SLURM_GET_USER_ENV, seen on 22.05) and would
+    leave srun inside the job with that list only, without PATH (SLURM_EXPORT_ENV); NONE and NIL do the like.
+
+    Raises:
+        SlurmRefused: a token, node name or number that can't stand on a command line.
+    """
+    _check_request(request)
+    return (
+        "sbatch",
+        *request.options,
+        *_chosen_options(request),
+        "--parsable",
+        "--no-requeue",
+        "--dependency=singleton",
+        "--open-mode=append",
+        "--export=ALL",
+        f"--job-name={request.job_name}",
+        f"--comment={request.token}",
+        f"--nodes={request.nodes}",
+        f"--output={request.output}",
+        str(request.script),
+    )
+
+
+def _chosen_options(request: SubmitRequest) -> list[str]:
+    chosen = {
+        "--chdir": request.chdir,
+        "--partition": request.partition,
+        "--account": request.account,
+        "--qos": request.qos,
+        "--time": request.time_limit,
+        "--gpus-per-node": request.gpus_per_node,
+        "--exclude": fold_nodes(request.exclude) if request.exclude else None,
+        "--uid": request.uid,
+        "--gid": request.gid,
+    }
+    return [f"{option}={value}" for option, value in chosen.items() if value is not None]
+
+
+def _check_request(request: SubmitRequest) -> None:
+    if not _TOKEN.fullmatch(request.token):
+        raise SlurmRefused(f"token {request.token!r}: letters, digits and . _ : / @ + - only, at most 200")
+    if request.nodes < 1:
+        raise SlurmRefused(f"{request.nodes} nodes asked for")
+    if not request.script.is_absolute():
+        raise SlurmRefused(f"script {request.script} is not an absolute path")  # and so never looks like an option
+    for node in request.exclude:
+        if not is_node_name(node):
+            raise SlurmRefused(f"{node!r} in the nodes to exclude is not a node name")
+
+
+def scancel_argv(job_id: int) -> Argv:
+    """End a job: plain scancel, which is also the fastest clean way.
+
+    Slurm then sends SIGCONT and SIGTERM to every step and to the batch step at once, and SIGKILL after KillWait (30 s
+    by default). Our batch script replaces itself by the launcher (`exec`), so the launcher gets that SIGTERM and the
+    job is over as soon as it exits (0.15 s on 22.05); a shell in between would sit until KillWait. `--signal`,
+    `--batch` and `--full` only deliver signals; they would leave the job running.
+    """
+    return ("scancel", str(job_id))
+
+
+def drain_argv(node: str, reason: str) -> Argv:
+    """Set DRAIN on one node, with a reason.
+
+    Raises:
+        SlurmRefused: not one plain node name, or a reason that is not one line of 1 to 200 printable ASCII characters
+            (see `render_reason`).
+    """
+    _check_node(node)
+    if not is_reason(reason):
+        raise SlurmRefused(f"reason {reason!r}: one line of 1 to {MAX_REASON_CHARS} printable ASCII characters")
+    return ("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
+
+
+def undrain_argv(node: str) -> Argv:
+    """Lift DRAIN from one node.
+
+    UNDRAIN and not RESUME: it takes back what `drain_argv` did and nothing else. RESUME would also lift a DOWN that
+    someone else set, is an error on a node that is not drained, and leaves it `idle*` until slurmd registers again.
+    """
+    _check_node(node)
+    return ("scontrol", "update", f"NodeName={node}", "State=UNDRAIN")
+
+
+def _check_node(node: str) -> None:
+    if not is_node_name(node):
+        raise SlurmRefused(f"{node!r} is not the name of one node")
+
+
+def is_reason(text: str) -> bool:
+    """True when Slurm and its database keep the text unchanged: one line, printable ASCII, not too long, not blank."""
+    return 0 < len(text) <= MAX_REASON_CHARS and text.isascii() and text.isprintable() and text == text.strip()
+
+
+def render_reason(text: str) -> str:
+    """Any text as a drain reason: one line, printable ASCII (`?` for the rest), at most 200 characters, never empty."""
+    ascii_text = "".join(c if c.isascii() and c.isprintable() else " " if c.isspace() else "?" for c in text)
+    line = " ".join(ascii_text.split())
+    if len(line) > MAX_REASON_CHARS:
+        line = line[: MAX_REASON_CHARS - 3].rstrip() + "..."
+    return line or "no reason given"
+
+
+# ---------------------------------------------------------------- environment
+
+
+def reading_environment(parent: Mapping[str, str]) -> dict[str, str]:
+    """Environment of every tool but sbatch: PATH and SLURM_CONF of the parent, everything else fixed.
+
+    SQUEUE_FORMAT, SLURM_CLUSTERS, SLURM_TIME_FORMAT and their like would change what the tools print.
+    """
+    return {**_kept(parent), "LC_ALL": "C", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
+
+
+def submitting_environment(
+    parent: Mapping[str, str], wanted: Mapping[str, str], *, user: str, home: str
+) -> dict[str, str]:
+    """Environment of sbatch, which is also the job's (see `sbatch_argv`): a sane minimum and the wanted variables.
+
+    No SBATCH_*, SLURM_* (but SLURM_CONF) or PMI* of the parent: they override the script's own lines and leak into
+    the job; and no secret of the daemon.
+
+    Raises:
+        SlurmRefused: a wanted variable that would steer sbatch itself, or whose name or value can't be exported.
+    """
+    for name, value in wanted.items():
+        if not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise SlurmRefused(f"environment: {name!r} can't be exported")
+        if name.startswith(_STEERS_SBATCH):
+            raise SlurmRefused(f"environment: {name} would steer sbatch itself; set it in the job's own command")
+    # LANG, not LC_ALL: the job's programs keep UTF-8 and may still choose.
+    base = {**_kept(parent), "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
+    return {**base, **wanted}
+
+
+def _kept(parent: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: parent[name] for name in _KEPT_VARIABLES if name in parent}
+    return {"PATH": _DEFAULT_PATH, **kept}

@@ -1,0 +1,156 @@
+"""What a failed Slurm command means: which of `slurm.errors` its exit and its words stand for. Pure.
+
+The texts are those of Slurm's error table (22.05 to 26.05); they are matched, because the exit code is 1 for all.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable, SlurmUnreadable, SubmitUnconfirmed
+from slurm.run_tool import Completed
+
+Argv = tuple[str, ...]
+
+
+def _any_of(*texts: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, texts)), re.IGNORECASE)
+
+
+# No request was accepted: no connection was made, the request was turned away at the door, or it was put off.
+_NOT_ACCEPTED: Final = _any_of(
+    "Unable to contact slurm controller (connect failure)",
+    "Unable to establish configuration source",
+    "Could not establish a configuration source",
+    "standby mode",
+    "Protocol authentication error",
+    "Invalid authentication credential",
+    "Munge decode failed",
+    "Slurm job queue full",
+    "temporarily unable to accept job",
+    "Rate limit exceeded",
+)
+
+# The request may have been accepted; the answer was lost.
+_ANSWER_LOST: Final = _any_of(
+    "Unable to contact slurm controller",  # (send failure), (receive failure), (shutdown failure)
+    "Socket timed out on send/recv operation",
+    "Zero Bytes were transmitted or received",
+    "Message receive failure",
+    "Message send failure",
+    "Unexpected message received",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection timed out",
+    "Resource temporarily unavailable",
+    "Interrupted system call",
+    "Transport endpoint is not connected",
+    "Broken pipe",
+    "Communication connection failure",
+    "Header lengths are longer than data received",
+)
+
+_DATABASE_DOWN: Final = _any_of(
+    "Problem talking to the database",
+    "failed to open persistent connection",
+    "slurm_persist_conn_open",
+    "Unable to contact slurmdbd",
+    "Sending PersistInit msg",
+)
+
+_NO_ACCOUNTING: Final = _any_of("Slurm accounting storage is disabled")
+
+_JOB_IS_GONE: Final = _any_of("Invalid job id specified", "already completing or completed")
+
+_NO_RIGHTS: Final = _any_of("Invalid user id", "Access/permission denied", "Permission denied")
+
+_SUBMISSION_FAILED: Final = re.compile(r"Batch job submission failed:?\s*(.*)", re.DOTALL)
+
+
+def read_failure(argv: Argv, done: Completed) -> SlurmError | None:
+    """Why a reading command gave no answer; None when it gave one.
+
+    Text that says "no connection" counts even with exit 0, and what was printed before it does not: a partial list is
+    no list.
+    """
+    if done.is_truncated:
+        return _error(SlurmUnreadable, argv, done, "printed more than can be read")
+    if done.returncode is None:
+        return _error(SlurmUnavailable, argv, done, "did not answer in time")
+    if _NO_ACCOUNTING.search(done.stderr):
+        return _error(SlurmRefused, argv, done, "the cluster has no accounting")
+    for pattern in (_NOT_ACCEPTED, _ANSWER_LOST, _DATABASE_DOWN):
+        if pattern.search(done.stderr):
+            return _error(SlurmUnavailable, argv, done, "got no answer")
+    if done.returncode == 0:
+        return None
+    # A fixed command that failed for another reason: still no answer, so unknown, unless rights are missing.
+    kind = SlurmRefused if _NO_RIGHTS.search(done.stderr) else SlurmUnavailable
+    return _error(kind, argv, done, "failed")
+
+
+def change_failure(argv: Argv, done: Completed) -> SlurmError | None:
+    """Why scontrol update or scancel did not do it; None when it did. A job that is gone counts as cancelled."""
+    if done.returncode is None:
+        return _error(SlurmUnavailable, argv, done, "did not answer in time")
+    if argv[0] == "scancel" and _JOB_IS_GONE.search(done.stderr):
+        return None
+    if _NOT_ACCEPTED.search(done.stderr) or _ANSWER_LOST.search(done.stderr):
+        return _error(SlurmUnavailable, argv, done, "got no answer")
+    return None if done.returncode == 0 else _error(SlurmRefused, argv, done, "was refused")
+
+
+def submit_failure(argv: Argv, done: Completed) -> SlurmError | None:
+    """Why there is no job, or why that is not sure; None when sbatch says that it was accepted.
+
+    Standard error does not count on success: submit filters write notes there, the word "error" included.
+    """
+    if done.returncode is None or done.returncode < 0:
+        return _error(SubmitUnconfirmed, argv, done, "was killed before it answered")
+    if done.returncode == 0:
+        return None
+    said = _SUBMISSION_FAILED.search(done.stderr)
+    words = said[1] if said else done.stderr
+    if _NOT_ACCEPTED.search(words):
+        return _error(SlurmUnavailable, argv, done, "did not get the job accepted")
+    # Without its own sentence sbatch ended before it asked; unless it printed something, as a wrapper might have.
+    if _ANSWER_LOST.search(words) or (said is None and done.stdout.strip()):
+        return _error(SubmitUnconfirmed, argv, done, "lost the answer")
+    return _error(SlurmRefused, argv, done, "was refused")
+
+
+def is_no_accounting(error: SlurmError) -> bool:
+    """True when a failure says that the cluster keeps no accounting at all, rather than that it did not answer."""
+    return bool(_NO_ACCOUNTING.search(error.stderr))
+
+
+def not_started(argv: Argv, error: OSError) -> SlurmUnavailable:
+    """The tool itself could not be started, so nothing was asked."""
+    return SlurmUnavailable(f"{argv[0]} could not be started: {error}", argv=argv)
+
+
+def unreadable(argv: Argv, done: Completed, why: str) -> SlurmUnreadable:
+    """The tool answered with something else than what it documents."""
+    error = _error(SlurmUnreadable, argv, done, f"can't be read: {why}")
+    assert isinstance(error, SlurmUnreadable)
+    return error
+
+
+def unconfirmed(argv: Argv, done: Completed) -> SubmitUnconfirmed:
+    """The answer lost although sbatch ended well: it named no job, or several."""
+    error = _error(SubmitUnconfirmed, argv, done, "ended well, but its answer names no single job")
+    assert isinstance(error, SubmitUnconfirmed)
+    return error
+
+
+def _error(kind: type[SlurmError], argv: Argv, done: Completed, what: str) -> SlurmError:
+    words = " ".join((done.stderr or done.stdout).split())[:300]
+    command = " ".join(argv[:2]) if argv[0] == "scontrol" else argv[0]
+    return kind(
+        f"{command} {what}" + (f": {words}" if words else ""),
+        argv=argv,
+        returncode=done.returncode,
+        stdout=done.stdout,
+        stderr=done.stderr,
+    )
