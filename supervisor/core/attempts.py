@@ -1,0 +1,385 @@
+"""What an attempt is now, and why it ended. Pure.
+
+`judge_end` is an ordered table: the first row that matches says how the attempt ended. Its order matters: our own stop
+comes before everything, the launcher's own record before Slurm's word (Slurm shows FAILED where the launcher knows
+"saved, resubmit me"), and silence only while neither has spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from slurm.types import JobRecord, JobState
+from supervisor.model import (
+    Attempt,
+    AttemptEnd,
+    AttemptState,
+    Cause,
+    Fresh,
+    ProgressSpec,
+    Run,
+    RunState,
+    RunView,
+    Snapshot,
+    Stale,
+)
+from trainer import contract
+
+PROGRESS_STORE_EVERY_S = 5.0
+ABSENT_MARGIN_S = 10.0  # a job younger than this may be missing from an answer that was under way
+SIGTERM_EXIT = 143
+SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How an attempt ended, with its evidence."""
+
+    end: AttemptEnd
+    detail: str
+    nodes: tuple[str, ...] = ()  # the nodes that the evidence names
+    evidence: tuple[str, ...] = ()
+    exit_code: int | None = None
+    is_curable: bool = True
+    blames_node: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """A node of an attempt that is gone, and what says so."""
+
+    node: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """All that one cycle knows about one attempt."""
+
+    run: Run
+    attempt: Attempt
+    now: datetime
+    view: RunView | None = None  # None: the run directory could not be read
+    job: JobRecord | None = None
+    is_absent: bool = False  # a fresh answer does not hold the job
+    jobs_are_fresh: bool = False
+    accounting: JobRecord | None = None
+    accounting_is_stale: bool = False
+    cause: Cause | None = None
+    silent: tuple[Silence, ...] = ()
+    failed_by_slurm: tuple[Silence, ...] = ()
+
+
+def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) -> Sight:
+    """Gather what the snapshot says of one attempt (silent nodes are added by supervisor.core.nodes)."""
+    view = snapshot.runs.get(run.name)
+    seen = view.value if isinstance(view, Fresh) and view.value.attempt == attempt.number else None
+    job: JobRecord | None = None
+    is_absent = False
+    if isinstance(snapshot.jobs, Fresh) and attempt.job_id is not None:
+        found = snapshot.jobs.value.get(attempt.job_id)
+        job = found if found is not None and _is_ours(found, attempt) else None
+        is_absent = job is None and _is_settled(attempt, snapshot.jobs.asked_at)
+    accounting = None
+    if isinstance(snapshot.ended, Fresh) and attempt.job_id is not None:
+        found = snapshot.ended.value.get(attempt.job_id)
+        accounting = found if found is not None and _is_same_submission(found, attempt) else None
+    return Sight(
+        run=run,
+        attempt=attempt,
+        now=now,
+        view=seen,
+        job=job,
+        is_absent=is_absent,
+        jobs_are_fresh=isinstance(snapshot.jobs, Fresh),
+        accounting=accounting,
+        accounting_is_stale=isinstance(snapshot.ended, Stale),
+        cause=snapshot.causes.get(run.name),
+    )
+
+
+def _is_ours(job: JobRecord, attempt: Attempt) -> bool:
+    """Job ids wrap and are used again: the token decides where squeue shows it."""
+    return not job.comment or job.comment == attempt.token
+
+
+def _is_settled(attempt: Attempt, asked_at: datetime) -> bool:
+    return attempt.submitted_at is not None and asked_at > attempt.submitted_at + timedelta(seconds=ABSENT_MARGIN_S)
+
+
+def _is_same_submission(job: JobRecord, attempt: Attempt) -> bool:
+    if job.submit_at is None or attempt.submitted_at is None:
+        return False
+    return job.submit_at >= attempt.submitted_at - timedelta(minutes=5)
+
+
+# ---------------------------------------------------------------- progress
+
+
+def fold_attempt(sight: Sight) -> Attempt:
+    """The attempt with what is seen of it: running, nodes, first new step, newest step (stored every few seconds)."""
+    attempt = sight.attempt
+    view, job = sight.view, sight.job
+    if attempt.state is AttemptState.SUBMITTED and (
+        (view is not None and view.launch is not None) or (job is not None and job.state is JobState.RUNNING)
+    ):
+        attempt = replace(attempt, state=AttemptState.RUNNING, started_at=sight.now)
+    if not attempt.nodes and job is not None and job.nodes and not job.is_pending:
+        attempt = replace(attempt, nodes=job.nodes)
+    if not attempt.nodes and view is not None and view.launch is not None and view.launch.value.nodes:
+        attempt = replace(attempt, nodes=tuple(sorted(view.launch.value.nodes)))
+    if view is not None and view.progress is not None:
+        attempt = _fold_progress(attempt, view.progress.value, sight.now)
+    return attempt
+
+
+def _fold_progress(attempt: Attempt, progress: contract.Progress, now: datetime) -> Attempt:
+    if progress.attempt != attempt.number:
+        return attempt
+    has_stepped = progress.phase != "start" and progress.step > attempt.resume_step
+    is_first = attempt.stepped_at is None and has_stepped
+    is_due = attempt.progress_at is None or (now - attempt.progress_at).total_seconds() >= PROGRESS_STORE_EVERY_S
+    is_news = progress.step != attempt.last_step or progress.phase != attempt.phase
+    if not is_first and not (is_due and is_news):
+        return attempt
+    return replace(
+        attempt,
+        last_step=max(progress.step, attempt.last_step or 0),
+        phase=progress.phase,
+        progress_at=now,
+        stepped_at=now if is_first else attempt.stepped_at,
+    )
+
+
+def last_step_seen(sight: Sight) -> int | None:
+    """The newest step known, from the progress file where it can be read."""
+    steps = [sight.attempt.last_step]
+    if sight.view is not None and sight.view.progress is not None:
+        steps.append(sight.view.progress.value.step)
+    return max((s for s in steps if s is not None), default=None)
+
+
+# ---------------------------------------------------------------- the end
+
+
+def judge_end(sight: Sight) -> Ended | None:
+    """How the attempt ended, or None while it goes on (or while nobody can tell)."""
+    return next((ended for row in _END_ROWS if (ended := row(sight)) is not None), None)
+
+
+def _stopped(sight: Sight) -> Ended | None:
+    if sight.run.state is not RunState.STOPPING or sight.attempt.state is AttemptState.PLANNED:
+        return None
+    return Ended(end=AttemptEnd.STOPPED, detail=sight.run.reason or "stopped by a person")
+
+
+_EXIT_ENDS: dict[int, AttemptEnd] = {
+    contract.EXIT_FINISHED: AttemptEnd.FINISHED,
+    contract.EXIT_RESUBMIT: AttemptEnd.SAVED,
+    contract.EXIT_DO_NOT_RESTART: AttemptEnd.DO_NOT_RESTART,
+    contract.EXIT_NODE_CHECK_FAILED: AttemptEnd.NODE_CHECK,
+    contract.EXIT_NODE_SILENT: AttemptEnd.NODE_SILENT,
+    contract.EXIT_CHECKPOINT_REJECTED: AttemptEnd.CHECKPOINT_REJECTED,
+}
+
+
+def _ended_by_launcher(sight: Sight) -> Ended | None:
+    """The launcher's own record, except where it only says that somebody terminated it."""
+    record = sight.view.exit if sight.view is not None else None
+    if record is None or record.attempt != sight.attempt.number or record.exit_code == SIGTERM_EXIT:
+        return None
+    end = _EXIT_ENDS.get(record.exit_code)
+    if end is not None:
+        return Ended(
+            end=end,
+            detail=record.reason,
+            nodes=_named_nodes(sight, record),
+            evidence=_outcome_evidence(sight, record),
+            exit_code=record.exit_code,
+            is_curable=end is not AttemptEnd.DO_NOT_RESTART,
+        )
+    return _crashed(sight, record.reason, exit_code=record.exit_code, node=record.node)
+
+
+def _named_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
+    """Every node whose own report holds a failed check; else the one that the launcher names."""
+    if record.exit_code == contract.EXIT_NODE_CHECK_FAILED and sight.view is not None:
+        failing = tuple(r.node for r in sight.view.node_reports if any(c.ok is False for c in r.checks))
+        if failing:
+            return failing
+    return (record.node,) if record.node else ()
+
+
+def _outcome_evidence(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
+    lines = [f"exit record: code {record.exit_code}: {record.reason}"]
+    outcome = sight.view.outcome if sight.view is not None else None
+    if outcome is not None and outcome.attempt == record.attempt and outcome.message:
+        lines.append(f"outcome: {outcome.message}")
+    if record.exit_code == contract.EXIT_NODE_CHECK_FAILED and sight.view is not None:
+        lines += [
+            f"{r.node}: {c.check}: {c.detail}" for r in sight.view.node_reports for c in r.checks if c.ok is False
+        ]
+    return tuple(lines)
+
+
+def _crashed(sight: Sight, detail: str, *, exit_code: int | None, node: str | None) -> Ended:
+    cause = sight.cause
+    if cause is None:
+        return Ended(
+            end=AttemptEnd.CRASHED,
+            detail=detail,
+            nodes=(node,) if node else (),
+            evidence=(detail,),
+            exit_code=exit_code,
+        )
+    end = AttemptEnd.HOST_MEMORY if cause.kind == "host_memory" else AttemptEnd.CRASHED
+    named = cause.node or node
+    return Ended(
+        end=end,
+        detail=cause.sentence,
+        nodes=(named,) if named else (),
+        evidence=(detail, *cause.evidence),
+        exit_code=exit_code,
+        is_curable=cause.is_curable,
+        blames_node=cause.blames_node,
+    )
+
+
+_STATE_ENDS: dict[JobState, AttemptEnd] = {
+    JobState.COMPLETED: AttemptEnd.FINISHED,
+    JobState.CANCELLED: AttemptEnd.CANCELLED,
+    JobState.TIMEOUT: AttemptEnd.TIME_LIMIT,
+    JobState.NODE_FAIL: AttemptEnd.NODE_FAILED,
+    JobState.BOOT_FAIL: AttemptEnd.NODE_FAILED,
+    JobState.PREEMPTED: AttemptEnd.PREEMPTED,
+    JobState.OUT_OF_MEMORY: AttemptEnd.HOST_MEMORY,
+    JobState.DEADLINE: AttemptEnd.DO_NOT_RESTART,
+}
+
+
+def _ended_by_slurm(sight: Sight) -> Ended | None:
+    """Slurm's word: the controller's while it remembers the job, else accounting's."""
+    job = sight.job if sight.job is not None and sight.job.is_ended else None
+    if job is None and sight.is_absent:
+        job = sight.accounting
+    if job is None or job.state is None:
+        return None
+    detail = f"Slurm: job {sight.attempt.job_id} {job.raw_state}"
+    nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
+    if job.state is JobState.CANCELLED and nodes:
+        return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
+    end = _STATE_ENDS.get(job.state)
+    if end is None:
+        return _crashed(sight, detail, exit_code=job.exit_code, node=nodes[0] if nodes else None)
+    if end is AttemptEnd.NODE_FAILED:
+        return Ended(end=end, detail=detail, nodes=nodes, evidence=_evidence(sight, detail), exit_code=job.exit_code)
+    return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code)
+
+
+def _evidence(sight: Sight, *first: str) -> tuple[str, ...]:
+    return (*first, *(s.evidence for s in (*sight.silent, *sight.failed_by_slurm)))
+
+
+def _silent(sight: Sight) -> Ended | None:
+    if not sight.silent:
+        return None
+    return Ended(
+        end=AttemptEnd.NODE_SILENT,
+        detail="; ".join(s.evidence for s in sight.silent),
+        nodes=tuple(s.node for s in sight.silent),
+        evidence=_evidence(sight),
+    )
+
+
+def _failed_by_slurm(sight: Sight) -> Ended | None:
+    if not sight.failed_by_slurm:
+        return None
+    return Ended(
+        end=AttemptEnd.NODE_FAILED,
+        detail="; ".join(s.evidence for s in sight.failed_by_slurm),
+        nodes=tuple(s.node for s in sight.failed_by_slurm),
+        evidence=_evidence(sight),
+    )
+
+
+def _terminated(sight: Sight) -> Ended | None:
+    """The launcher was terminated and Slurm has not said why within a while."""
+    record = sight.view.exit if sight.view is not None else None
+    if record is None or record.attempt != sight.attempt.number or not sight.jobs_are_fresh:
+        return None
+    if sight.job is not None and not sight.job.is_ended:
+        return None  # exit 143 with a running job: Slurm's word is on its way
+    waited = sight.view.launch.unchanged_s if sight.view is not None and sight.view.launch is not None else 0.0
+    if waited < SIGTERM_WAIT_S:
+        return None
+    return _crashed(sight, "terminated, and Slurm did not say why", exit_code=record.exit_code, node=record.node)
+
+
+def _vanished(sight: Sight) -> Ended | None:
+    """Gone from the controller's memory; accounting has been asked, where there is one, and has nothing either."""
+    if not sight.is_absent or sight.accounting is not None or sight.accounting_is_stale:
+        return None
+    return Ended(
+        end=AttemptEnd.VANISHED,
+        detail=f"job {sight.attempt.job_id} is gone from Slurm and left no exit record",
+        evidence=(f"squeue does not list job {sight.attempt.job_id}",),
+    )
+
+
+def _stalled(sight: Sight) -> Ended | None:
+    silence = judge_stall(sight)
+    if silence is None:
+        return None
+    return Ended(end=AttemptEnd.STALLED, detail=silence, evidence=(silence,))
+
+
+_END_ROWS: tuple[Callable[[Sight], Ended | None], ...] = (
+    _stopped,
+    _ended_by_launcher,
+    _silent,
+    _ended_by_slurm,
+    _failed_by_slurm,
+    _terminated,
+    _vanished,
+    _stalled,
+)
+
+
+# ---------------------------------------------------------------- stalls
+
+
+def judge_stall(sight: Sight) -> str | None:
+    """One sentence when the progress file has been silent for longer than its phase allows; None otherwise.
+
+    The limit is the one that the job announces (learnt from observed durations), kept within the run file's bounds;
+    without an announcement it is the upper bound. Ages are measured by the observer's monotonic clock.
+    """
+    attempt, view = sight.attempt, sight.view
+    if attempt.state is not AttemptState.RUNNING or view is None:
+        return None
+    if sight.job is not None and (sight.job.state is JobState.SUSPENDED or not sight.jobs_are_fresh):
+        return None
+    if view.progress is None or view.progress.value.attempt != attempt.number:
+        limit = choose_limit("start", None, sight.run.spec.progress)
+        waited = (sight.now - attempt.started_at).total_seconds() if attempt.started_at else 0.0
+        if limit is None or waited <= limit:
+            return None
+        return f"no progress file {waited:.0f} s after the start (limit {limit:.0f} s)"
+    progress = view.progress.value
+    limit = choose_limit(progress.phase, progress.limit_s, sight.run.spec.progress)
+    if limit is None or view.progress.unchanged_s <= limit:
+        return None
+    return (
+        f"no progress for {view.progress.unchanged_s:.0f} s in phase {progress.phase} "
+        f"after step {progress.step} (limit {limit:.0f} s)"
+    )
+
+
+def choose_limit(phase: str, announced_s: float | None, spec: ProgressSpec) -> float | None:
+    """Seconds of silence allowed in a phase; None when detection is off for it (maximum 0)."""
+    low, high = spec.bounds(phase)
+    if high <= 0:
+        return None
+    return high if announced_s is None else min(max(announced_s, low), high)

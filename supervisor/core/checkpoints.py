@@ -1,0 +1,173 @@
+"""Which checkpoints may be believed, which one to resume from, which ones to keep. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from supervisor.model import (
+    Attempt,
+    Checkpoint,
+    CheckpointSpec,
+    CheckpointState,
+    CheckpointView,
+    Verification,
+)
+
+LOAD_FAILURES_TO_REJECT = 2
+
+
+def fold_view(
+    known: Mapping[tuple[int, int], Checkpoint],
+    views: Sequence[CheckpointView],
+    attempts: Sequence[Attempt],
+    *,
+    run: str,
+    now: datetime,
+) -> list[tuple[Checkpoint, str]]:
+    """What a look at the checkpoint folders teaches: (checkpoint as it is now, why).
+
+    `attempts` are as the ledger has them: what an attempt publishes after it was declared over is fenced.
+    """
+    ended = {a.number: a.is_over for a in attempts}
+    learnt = []
+    for view in views:
+        before = known.get((view.step, view.attempt))
+        if before is None:
+            first = _first_sight(view, ended.get(view.attempt), run=run, now=now)
+            learnt += [first] if first else []
+        else:
+            learnt += _seen_again(before, view, now)
+    seen = {(v.step, v.attempt) for v in views}
+    learnt += [
+        (replace(c, state=CheckpointState.CORRUPT, detail="gone from disk"), "gone from disk")
+        for key, c in known.items()
+        if key not in seen and c.state in (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
+    ]
+    return learnt
+
+
+def _first_sight(
+    view: CheckpointView, is_over: bool | None, *, run: str, now: datetime
+) -> tuple[Checkpoint, str] | None:
+    if is_over is None or not view.is_complete:
+        return None  # an attempt that the ledger does not know, or a folder whose files are not all there yet
+    checkpoint = Checkpoint(
+        run=run,
+        step=view.step,
+        attempt=view.attempt,
+        state=CheckpointState.COMPLETE,
+        path=view.path,
+        size_bytes=view.size_bytes,
+        files=view.files,
+        samples=view.samples,
+        first_seen_at=now,
+    )
+    if is_over:
+        why = f"published by attempt {view.attempt} after it was over"
+        return replace(checkpoint, state=CheckpointState.FENCED, detail=why), why
+    if view.is_rejected_by_nodes:
+        return replace(
+            checkpoint, state=CheckpointState.CORRUPT, detail=view.detail
+        ), "the job's nodes found it corrupt"
+    if view.is_verified_by_nodes:
+        return _verified(checkpoint, now, "nodes"), "read back by the job's nodes"
+    return checkpoint, "manifest there, every file has its recorded size"
+
+
+def _verified(checkpoint: Checkpoint, at: datetime, by: str) -> Checkpoint:
+    return replace(checkpoint, state=CheckpointState.VERIFIED, verified_at=at, verified_by=by, detail="")
+
+
+def _rejected(checkpoint: Checkpoint, view: CheckpointView) -> tuple[Checkpoint, str]:
+    why = "the job's nodes found it corrupt"
+    return replace(checkpoint, state=CheckpointState.CORRUPT, detail=view.detail or why), why
+
+
+def _seen_again(before: Checkpoint, view: CheckpointView, now: datetime) -> list[tuple[Checkpoint, str]]:
+    if before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
+        return []
+    if not view.is_complete:
+        return [(replace(before, state=CheckpointState.CORRUPT, detail=view.detail), view.detail)]
+    if view.is_rejected_by_nodes:
+        return [
+            (replace(before, state=CheckpointState.CORRUPT, detail=view.detail), "the job's nodes found it corrupt")
+        ]
+    if before.state is CheckpointState.COMPLETE and view.is_verified_by_nodes:
+        return [(_verified(before, now, "nodes"), "read back by the job's nodes")]
+    return []
+
+
+def fold_verification(before: Checkpoint, result: Verification) -> tuple[Checkpoint, str] | None:
+    """What reading a checkpoint back teaches; None when it could not be read (unknown)."""
+    if result.ok is None or before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
+        return None
+    if result.ok:
+        return _verified(before, result.started_at, "head"), "every byte was read back and matched"
+    return replace(before, state=CheckpointState.CORRUPT, detail=result.detail), result.detail
+
+
+def fold_load_failure(before: Checkpoint, detail: str) -> tuple[Checkpoint, str]:
+    """A job could not load it: counted; the second time it is rejected."""
+    failures = before.load_failures + 1
+    after = replace(before, load_failures=failures, detail=detail)
+    if failures >= LOAD_FAILURES_TO_REJECT:
+        after = replace(after, state=CheckpointState.CORRUPT, detail=f"failed to load {failures} times: {detail}")
+    return after, f"failed to load ({failures}): {detail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """Where to start: a checkpoint, or None for the very beginning; `read_back` must be read before it is trusted."""
+
+    checkpoint: Checkpoint | None = None
+    read_back: tuple[Checkpoint, ...] = ()
+    is_lost: bool = False  # there were checkpoints and none can be used: never start at 0 by yourself
+    why: str = ""
+
+
+def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, since: datetime | None) -> ResumePoint:
+    """The newest checkpoint that may be believed.
+
+    Newest VERIFIED step, else (by policy) newest COMPLETE one. A checkpoint that the head node can read is read back
+    once more after the attempt ended (`since`): bytes rot between the first verification and the restart. Until that
+    is done it is listed in `read_back` and nothing is decided.
+    """
+    counted = [c for c in checkpoints if c.state not in (CheckpointState.FENCED, CheckpointState.PRUNED)]
+    usable = sorted(
+        (c for c in counted if c.state in (CheckpointState.VERIFIED, CheckpointState.COMPLETE)),
+        key=lambda c: c.key,
+        reverse=True,
+    )
+    read_back: list[Checkpoint] = []
+    for checkpoint in usable:
+        is_small = checkpoint.size_bytes <= spec.verify_on_head_max_bytes
+        is_verified = checkpoint.state is CheckpointState.VERIFIED
+        is_recent = since is None or (checkpoint.verified_at is not None and checkpoint.verified_at >= since)
+        if is_small and not (is_verified and is_recent):
+            read_back.append(checkpoint)
+        if is_verified:
+            return ResumePoint(checkpoint=checkpoint, read_back=tuple(read_back), why="newest verified")
+    if read_back:
+        return ResumePoint(read_back=tuple(read_back), why="not verified yet")
+    if usable and spec.resume_from_complete:
+        return ResumePoint(checkpoint=usable[0], why="newest complete; none is verified, and the run file allows it")
+    if counted:
+        return ResumePoint(is_lost=True, why=f"none of {len(counted)} known checkpoints can be used")
+    return ResumePoint(why="no checkpoint yet")
+
+
+def choose_prunable(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec) -> tuple[Checkpoint, ...]:
+    """Checkpoints that may be removed: older than the last `keep_last` VERIFIED ones (never fewer than two)."""
+    verified = sorted((c for c in checkpoints if c.state is CheckpointState.VERIFIED), key=lambda c: c.key)
+    kept = verified[-max(2, spec.keep_last) :]
+    if len(kept) < max(2, spec.keep_last):
+        return ()
+    oldest_kept = kept[0].key
+    return tuple(c for c in checkpoints if c.key < oldest_kept and c.state is not CheckpointState.PRUNED)
+
+
+def newest_verified(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The newest VERIFIED checkpoint by (step, attempt)."""
+    return max((c for c in checkpoints if c.state is CheckpointState.VERIFIED), key=lambda c: c.key, default=None)

@@ -1,0 +1,144 @@
+"""Whether, when, how large and from where a run starts again, and when it is held for a person. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from slurm.types import NodeRecord
+from supervisor.core.nodes import is_fit
+from supervisor.model import (
+    Attempt,
+    AttemptEnd,
+    Checkpoint,
+    CheckpointState,
+    NodeMemory,
+    NodesSpec,
+    RestartSpec,
+    Run,
+    RunSpec,
+    RunState,
+)
+
+# Ends that cost no part of the budget: nobody's fault, and each is bounded by something else.
+_FREE_ENDS = frozenset({AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """A run whose newest attempt is over."""
+
+    run: Run
+    last: Attempt
+    failures: int  # attempts in a row without a newer verified checkpoint
+
+
+def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> int:
+    """Attempts in a row, newest first, that ended without publishing a checkpoint that was verified."""
+    fruitful = {c.attempt for c in checkpoints if c.verified_at is not None and c.state is not CheckpointState.FENCED}
+    count = 0
+    for attempt in sorted(attempts, key=lambda a: a.number, reverse=True):
+        if not attempt.is_over or attempt.number in fruitful:
+            break
+        if run.released_at is not None and (attempt.over_at is None or attempt.over_at <= run.released_at):
+            break
+        if attempt.end not in _FREE_ENDS:
+            count += 1
+    return count
+
+
+# After an end, the first row that matches says what becomes of the run; none matching, it goes on.
+_AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Aftermath], str]], ...] = (
+    (
+        lambda a: a.run.state is RunState.STOPPING,
+        RunState.STOPPED,
+        lambda a: a.run.reason or "stopped by a person",
+    ),
+    (lambda a: a.last.end is AttemptEnd.FINISHED, RunState.FINISHED, lambda a: a.last.end_detail or "finished"),
+    (
+        lambda a: a.last.end is AttemptEnd.CANCELLED,
+        RunState.HELD,
+        lambda a: f"job {a.last.job_id} was cancelled through Slurm by a person",
+    ),
+    (
+        lambda a: a.last.end is AttemptEnd.REFUSED,
+        RunState.HELD,
+        lambda a: f"sbatch refused the job: {a.last.end_detail}",
+    ),
+    (
+        lambda a: a.last.end is AttemptEnd.DO_NOT_RESTART,
+        RunState.HELD,
+        lambda a: f"a restart can't cure this: {a.last.end_detail}",
+    ),
+    (
+        lambda a: a.run.final_step is not None and a.last.resume_step >= a.run.final_step,
+        RunState.HELD,
+        lambda a: f"attempt {a.last.number} failed after the final step {a.run.final_step}: {a.last.end_detail}",
+    ),
+    (
+        lambda a: a.failures >= a.run.spec.restart.max_without_progress,
+        RunState.HELD,
+        lambda a: f"{a.failures} attempts without a newer verified checkpoint; the last one: {a.last.end_detail}",
+    ),
+)
+
+
+def judge_aftermath(aftermath: Aftermath) -> tuple[RunState, str] | None:
+    """(state, reason) that the run comes to after an attempt's end; None: it goes on."""
+    return next(((state, why(aftermath)) for matches, state, why in _AFTERMATH_ROWS if matches(aftermath)), None)
+
+
+def backoff_s(spec: RestartSpec, failures: int) -> float:
+    """Seconds between an end and the next attempt: none at first, then doubling up to the maximum."""
+    if failures <= 1:
+        return 0.0
+    return float(min(spec.backoff_max_s, spec.backoff_s * 2 ** min(failures - 2, 30)))
+
+
+def next_start_at(spec: RestartSpec, failures: int, last: Attempt | None) -> datetime | None:
+    """The earliest instant of the next attempt; None: at once."""
+    wait = backoff_s(spec, failures)
+    if wait <= 0 or last is None or last.over_at is None:
+        return None
+    return last.over_at + timedelta(seconds=wait)
+
+
+# ---------------------------------------------------------------- size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What to ask Slurm for."""
+
+    nodes: int  # to train on; 0: too few
+    spares: int = 0
+    exclude: tuple[str, ...] = ()
+    fit: int = 0
+    free: int = 0
+
+
+def choose_count(spec: NodesSpec, available: int) -> int:
+    """The largest count between min and max, a multiple of `multiple_of`, that `available` nodes allow; else 0."""
+    best = min(spec.max, available) // spec.multiple_of * spec.multiple_of
+    return best if best >= spec.min else 0
+
+
+def choose_size(
+    spec: RunSpec, nodes: Mapping[str, NodeRecord], memory: Mapping[str, NodeMemory], ours: frozenset[str]
+) -> Size:
+    """How many nodes the next attempt gets.
+
+    Nodes that are free now (or held by our own ended attempt, `ours`) decide where they allow at least the minimum: a
+    smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow.
+    """
+    partition = spec.slurm.partition
+    known = [r for r in nodes.values() if partition is None or not r.partitions or partition in r.partitions]
+    fit = [r for r in known if is_fit(r, memory.get(r.name))]
+    free = [r for r in fit if r.is_idle or r.name in ours]
+    available = len(free) if choose_count(spec.nodes, len(free)) else len(fit)
+    count = choose_count(spec.nodes, available)
+    unfit = {r.name for r in known} - {r.name for r in fit}
+    exclude = tuple(sorted(n for n in unfit if n in memory and memory[n].verdict.value == "broken"))
+    spares = max(0, min(spec.nodes.spares, available - count)) if count else 0
+    return Size(nodes=count, spares=spares, exclude=exclude, fit=len(fit), free=len(free))
