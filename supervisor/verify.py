@@ -72,6 +72,8 @@ def verify_checkpoint(
             for file in manifest.files:
                 _check_file(folder, file, count)
     except _Mismatch as error:
+        if not (path / MANIFEST_NAME).exists():
+            return Readback(ok=None, detail="no longer published: removed meanwhile", bytes_read=total)
         return Readback(ok=False, detail=str(error), bytes_read=total)
     except NotAFile as error:
         return Readback(ok=False, detail=f"{path.name}: {error}", bytes_read=total)
@@ -181,7 +183,7 @@ class Verifier:
         self._thread = threading.Thread(target=self._work, name="verifier", daemon=True)
         self._thread.start()
 
-    def start(
+    def start(  # noqa: PLR0917 - a checkpoint's key, and its owner
         self, run: str, run_dir: Path, step: int, attempt: int, uid: int | None = None, gid: int | None = None
     ) -> None:
         """Have one checkpoint read back; nothing happens when it is under way or waiting already."""
@@ -295,7 +297,7 @@ class Verifier:
 
 def _answer(data: bytes, wire: Wire) -> bytes:
     order = msgspec.json.decode(data, type=_Order)
-    _be_nice()
+    os.nice(10)  # the block layer takes its priority from it
     last = time.monotonic()
 
     def beat(_count: int) -> None:
@@ -312,14 +314,6 @@ def _answer(data: bytes, wire: Wire) -> bytes:
         on_bytes=beat,
     )
     return msgspec.json.encode(result)
-
-
-def _be_nice() -> None:
-    os.nice(10)
-    with suppress(ImportError, OSError, AttributeError):
-        import psutil
-
-        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
 
 
 if __name__ == "__main__":
