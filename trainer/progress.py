@@ -1,0 +1,228 @@
+"""The progress file: where the training is, and how long it may be silent before that is a stall.
+
+The training announces its own limit for each phase, learnt from the durations it has seen, because nobody outside
+knows that a step takes 8 s and a save 90. The first step after a start counts as phase "start": it compiles, warms
+up and opens the data, and may take a hundred times as long as the next one.
+
+Writing never fails or delays the training: a thread of its own publishes the newest record, at most once a second
+except when the phase changes, and goes on when the disk is full.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from trainer.contract import PHASES, Progress, write_json
+
+log = logging.getLogger("trainer.progress")
+
+# Before anything was seen in a phase. "start" covers imports of large indexes, compilation and the first step.
+DEFAULT_FIRST_LIMITS_S: Mapping[str, float] = MappingProxyType(
+    {"start": 1800.0, "step": 600.0, "save": 1800.0, "eval": 3600.0, "end": 1800.0}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitPolicy:
+    """How a limit follows from observed durations: factor x the longest recent one, between min_s and max_s.
+
+    `min_s` covers what is no stall at all (a slow file system, a busy host); `max_s` bounds how long a real hang
+    can hide behind one slow step.
+    """
+
+    factor: float = 5.0
+    min_s: float = 10.0
+    max_s: float = 7200.0
+    recent: int = 20
+    first_s: Mapping[str, float] = field(default_factory=lambda: DEFAULT_FIRST_LIMITS_S)
+
+    def __post_init__(self) -> None:
+        if self.factor < 1 or not 0 < self.min_s <= self.max_s or self.recent < 1:
+            raise ValueError("a limit needs factor >= 1, 0 < min_s <= max_s and recent >= 1")
+        unknown = set(self.first_s) - set(PHASES)
+        if unknown:
+            raise ValueError(f"first_s: {', '.join(sorted(unknown))} is none of {', '.join(PHASES)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseLimits:
+    """What has been learnt so far; `learn` returns the next value."""
+
+    policy: LimitPolicy = field(default_factory=LimitPolicy)
+    seen_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def learn(self, phase: str, duration_s: float) -> PhaseLimits:
+        """These limits after one more observed duration of a phase."""
+        recent = (*self.seen_s.get(phase, ()), max(0.0, duration_s))[-self.policy.recent :]
+        return replace(self, seen_s={**self.seen_s, phase: recent})
+
+    def limit_s(self, phase: str) -> float:
+        """Silence longer than this, in this phase, is a stall."""
+        seen = self.seen_s.get(phase)
+        if not seen:
+            return self.policy.first_s.get(phase, DEFAULT_FIRST_LIMITS_S[phase])
+        return min(max(self.policy.factor * max(seen), self.policy.min_s), self.policy.max_s)
+
+
+class ProgressWriter:
+    """Publishes the progress of one attempt; on ranks other than 0, and without a path, it does nothing.
+
+    `step_done` and `phase` are called by the training loop only. Steps count from 1; before the first one of a
+    fresh run the step is -1.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        attempt: int,
+        *,
+        step: int = -1,
+        final_step: int | None = None,
+        policy: LimitPolicy | None = None,
+        min_interval_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._limits = PhaseLimits(policy=policy or LimitPolicy())
+        self._clock = clock
+        self._wall = wall
+        self._mark = clock()
+        self._away_s = 0.0  # time spent in other phases since the last step
+        self._record = Progress(attempt=attempt, step=step, final_step=final_step, time=wall())
+        self._publisher = _Publisher(path, min_interval_s) if path is not None else None
+        self._enter("start")
+
+    @property
+    def limits(self) -> PhaseLimits:
+        """What has been learnt so far."""
+        return self._limits
+
+    @property
+    def record(self) -> Progress:
+        """The newest record, whether or not it has been written yet."""
+        return self._record
+
+    def step_done(self, step: int, *, loss: float | None = None, samples: int | None = None) -> None:
+        """Say that an optimizer step is finished."""
+        now = self._clock()
+        was = self._record.phase
+        self._limits = self._limits.learn(was, now - self._mark - self._away_s)
+        self._mark, self._away_s = now, 0.0
+        is_last = self._record.final_step is not None and step >= self._record.final_step
+        self._record = replace(self._record, step=step, loss=loss, samples=samples)
+        self._enter("end" if is_last else "step", urgent=was == "start" or is_last)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Announce another phase (save, eval) for a while, then come back to the one before."""
+        before, began = self._record.phase, self._clock()
+        self._enter(name)
+        try:
+            yield
+        finally:
+            took = self._clock() - began
+            self._limits = self._limits.learn(name, took)
+            self._away_s += took
+            if name == "save":
+                self._record = replace(self._record, save_blocking_s=took)
+            self._enter(before)
+
+    def enter(self, name: str) -> None:
+        """Change the phase for good, for instance to "end"."""
+        self._enter(name)
+
+    def flush(self, timeout_s: float = 5.0) -> bool:
+        """Wait until the newest record is on disk or was given up; False if that takes longer."""
+        return self._publisher is None or self._publisher.flush(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Publish the newest record and end the thread; a hanging file system is not waited for."""
+        if self._publisher is not None:
+            self._publisher.close(timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _enter(self, name: str, *, urgent: bool = True) -> None:
+        self._record = replace(
+            self._record,
+            phase=name,
+            limit_s=self._limits.limit_s(name),
+            time=self._wall(),
+            seq=self._record.seq + 1,
+        )
+        if self._publisher is not None:
+            self._publisher.offer(self._record, urgent=urgent)
+
+
+class _Publisher:
+    """Writes the newest offered record from its own thread; what could not be written is dropped and logged once."""
+
+    def __init__(self, path: Path, min_interval_s: float) -> None:
+        self._path = path
+        self._min_interval_s = min_interval_s
+        self._changed = threading.Condition()
+        self._pending: Progress | None = None
+        self._urgent = False
+        self._writing = False
+        self._closed = False
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread.start()
+
+    def offer(self, record: Progress, *, urgent: bool) -> None:
+        with self._changed:
+            self._pending = record
+            self._urgent = self._urgent or urgent
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        with self._changed:
+            self._urgent = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._pending is None and not self._writing, timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (record := self._take()) is not None:
+            self._write(record)
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._urgent or self._closed, self._min_interval_s)
+
+    def _take(self) -> Progress | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._closed)
+            record, self._pending = self._pending, None
+            self._urgent = False
+            self._writing = record is not None
+            return record
+
+    def _write(self, record: Progress) -> None:
+        try:
+            write_json(self._path, record)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training is worth more than its progress file
+            if not self._failing:
+                log.warning("progress file %s is not written: %s", self._path, error)
+            self._failing = True
+        else:
+            self._failing = False
