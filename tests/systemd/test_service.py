@@ -1,0 +1,110 @@
+"""The service under a real systemd: started, watched, restarted when frozen, stopped."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.systemd.machine import Machine, booted_machine
+
+SYSTEMD = Path(__file__).parents[2] / "systemd"
+WATCHDOG_S = 3
+
+pytestmark = pytest.mark.systemd
+
+# Where the unit expects the service; the interpreter and the packages are those of this checkout.
+COMMAND = """#!/bin/sh
+PYTHONPATH=/opt/checkout PYTHONDONTWRITEBYTECODE=1 \
+exec /opt/checkout/.venv/bin/python -P -c 'from supervisor.cli.main import main; main()' "$@"
+"""
+
+# As shipped, but for a shorter patience: the test should not wait a minute.
+IMPATIENT = f"""[Service]
+WatchdogSec={WATCHDOG_S}
+RestartSec=100ms
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    units = tmp_path_factory.mktemp("units")
+    shutil.copy(SYSTEMD / "supervisor.service", units)
+    drop_ins = units / "supervisor.service.d"
+    drop_ins.mkdir()
+    (drop_ins / "impatient.conf").write_text(IMPATIENT)
+    shutil.copy(SYSTEMD / "run-directories.conf", drop_ins)
+    with booted_machine(units) as machine:
+        machine.install("/opt/slurm-supervisor/bin/supervisor", COMMAND, mode="755")
+        machine.install("/etc/supervisor/supervisor.toml", (SYSTEMD / "supervisor.toml").read_text())
+        machine.install("/etc/sysusers.d/supervisor.conf", (SYSTEMD / "sysusers.d" / "supervisor.conf").read_text())
+        machine.run("systemd-sysusers")
+        yield machine
+
+
+@pytest.fixture
+def service(machine: Machine) -> Iterator[Machine]:
+    machine.run("systemctl", "start", "supervisor.service")
+    yield machine
+    machine.run("systemctl", "stop", "supervisor.service")
+
+
+def test_starting_waits_until_the_daemon_says_that_it_is_ready(service: Machine) -> None:
+    assert (service.show("ActiveState"), service.show("SubState")) == ("active", "running")
+    assert service.show("StatusText")
+
+
+def test_the_daemon_runs_as_its_own_account_without_capabilities(service: Machine) -> None:
+    status = service.run("cat", f"/proc/{service.show('MainPID')}/status")
+    fields = dict(line.split(":\t", 1) for line in status.splitlines())
+    assert fields["Uid"].split()[0] == service.run("id", "-u", "supervisor") != "0"
+    assert int(fields["CapBnd"], 16) == 0
+
+
+def test_a_daemon_at_work_is_left_alone_by_the_watchdog(service: Machine) -> None:
+    pid, until = service.show("MainPID"), time.monotonic() + 1.5 * WATCHDOG_S
+    service.wait_until("more than one watchdog period has passed", lambda: time.monotonic() > until)
+    assert service.show("MainPID") == pid
+    assert service.show("ActiveState") == "active"
+
+
+def test_a_frozen_daemon_is_replaced(service: Machine) -> None:
+    frozen = service.show("MainPID")
+    service.run("kill", "-STOP", frozen)
+    service.wait_until(
+        "another daemon is ready",
+        lambda: service.show("MainPID") not in {"0", frozen} and service.show("ActiveState") == "active",
+    )
+    journal = service.journal().lower()
+    assert "watchdog" in journal
+    assert "most recent call first" in journal  # what the frozen daemon was doing is kept
+
+
+def test_a_killed_daemon_is_replaced(service: Machine) -> None:
+    killed = service.show("MainPID")
+    service.run("kill", "-KILL", killed)
+    service.wait_until(
+        "another daemon is ready",
+        lambda: service.show("MainPID") not in {"0", killed} and service.show("ActiveState") == "active",
+    )
+
+
+def test_stopping_is_quick_and_clean(service: Machine) -> None:
+    before = time.monotonic()
+    service.run("systemctl", "stop", "supervisor.service")
+    assert time.monotonic() - before < 10
+    assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
+
+
+def test_a_mistake_in_the_configuration_is_not_tried_again_and_again(machine: Machine) -> None:
+    good = machine.run("cat", "/etc/supervisor/supervisor.toml")
+    machine.install("/etc/supervisor/supervisor.toml", "no_such_key = 1\n")
+    try:
+        machine.run("systemctl", "start", "supervisor.service", check=False)
+        assert machine.show("ActiveState") == "failed"
+        assert machine.show("ExecMainStatus") == "2"
+        assert "no_such_key" in machine.journal()
+    finally:
+        machine.install("/etc/supervisor/supervisor.toml", good)
+        machine.run("systemctl", "reset-failed", "supervisor.service")
