@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from slurm.errors import SlurmRefused
 from slurm.hostlist import fold_nodes, is_node_name
@@ -170,9 +171,14 @@ def sbatch_argv(request: SubmitRequest) -> Argv:
         f"--job-name={request.job_name}",
         f"--comment={request.token}",
         f"--nodes={request.nodes}",
-        f"--output={request.output}",
+        f"--output={escape_pattern(request.output)}",
         str(request.script),
     )
+
+
+def escape_pattern(path: Path) -> str:
+    """A path for sbatch's --output, where `%` starts a pattern (`%j` is the job id)."""
+    return str(path).replace("%", "%%")
 
 
 def _chosen_options(request: SubmitRequest) -> list[str]:
