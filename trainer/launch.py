@@ -1,0 +1,888 @@
+"""On the batch host: starts the training step on chosen nodes, notices a silent node, says how the step ended.
+
+`python -m trainer.launch ATTEMPT_DIR`, exec'ed by the batch script, so that its exit code is the job's. Every node
+of the allocation runs its start checks; the first healthy ones train, the others are spares. The launcher reports
+what it sees; a silent node is the service's to act upon, and only if nobody does so does the launcher end the step.
+Standard library only, monotonic clock only; a file system that hangs must not stop the beats, so files are written
+by a thread of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from trainer import contract
+from trainer.beats import BeatEvent, BeatServer, Message
+from trainer.contract import (
+    EXIT_NODE_CHECK_FAILED,
+    EXIT_NODE_SILENT,
+    AttemptSpec,
+    ContractError,
+    ExitRecord,
+    LaunchReport,
+    NodeBeat,
+    Outcome,
+)
+
+CONNECT_LIMIT_S = 60.0  # srun, a cold Python and a busy file system on a large job; the node is then silent
+CHECKS_MARGIN_S = 5.0  # beyond the checks' own deadline
+SPARE_GRACE_S = 1.0  # once enough nodes are healthy, the others may still be picked for this long
+PEER_GRACE_S = 5.0  # after the first failure the others may end by themselves, with their own evidence
+SILENT_LIMIT_S = 60.0  # a silent node that nobody acted upon ends the step
+KILL_LIMIT_S = 6.0  # for the nodes to kill their ranks and say so
+STEP_END_LIMIT_S = 5.0  # for srun to end after its nodes did
+SCONTROL_LIMIT_S = 5.0
+REPORT_INTERVAL_S = 1.0
+EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_MISCONFIGURED = 127
+EXIT_NOT_STARTED = 1
+
+_POLL_S = 0.1
+_SRUN_TAIL_LINES = 20
+_SRUN_TASK_ENDED = re.compile(r"^srun: error: (\S+): tasks? [\d,-]+: (.+)$")
+_SRUN_LAUNCH_FAILED = re.compile(r"^srun: error: .*\bon node (\S+?)[:.]? ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the step ended or is to end: the job's exit code and why."""
+
+    exit_code: int
+    reason: str
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """The nodes that train, in rank order."""
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """What is known of a node before training starts. `failed`: the check that it failed, empty for none."""
+
+    node: str
+    is_connected: bool = False
+    is_checked: bool = False
+    is_silent: bool = False
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnd:
+    """One node's end, as it told us or as srun did."""
+
+    node: str
+    exit_code: int
+    reason: str
+
+
+# ---------------------------------------------------------------- pure
+
+
+def expand_nodelist(text: str) -> tuple[str, ...]:
+    """Node names of a Slurm host list such as `n[1-3,07],login`, in its order."""
+    names: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names += _expand_part(part)
+    return tuple(names)
+
+
+def _expand_part(part: str) -> list[str]:
+    found = re.match(r"^(.*?)\[([^\]]*)\](.*)$", part)
+    if not found:
+        return [part] if part else []
+    prefix, ranges, suffix = found.groups()
+    numbers: list[str] = []
+    for item in ranges.split(","):
+        first, _, last = item.partition("-")
+        last = last or first
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return [f"{prefix}{number}{rest}" for number in numbers for rest in (_expand_part(suffix) or [""])]
+
+
+def parse_node_addr(text: str) -> str:
+    """NodeAddr in the output of `scontrol -o show node`, or an empty string."""
+    found = re.search(r"(?:^|\s)NodeAddr=(\S+)", text)
+    return found[1] if found else ""
+
+
+def srun_command(nodes: Sequence[str], agent: Sequence[str]) -> list[str]:
+    """The training step's command: one agent on each node, on everything that the job has there.
+
+    `--overlap`: probes run as steps of their own beside it. `--cpu-bind=none`: one task would otherwise be bound to
+    one core. `--no-kill`, `--kill-on-bad-exit=0`, `--wait=0`: who ends, and when, is the launcher's decision.
+    """
+    count = str(len(nodes))
+    return [
+        "srun",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        "--job-name=training",
+        "--overlap",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        *agent,
+    ]
+
+
+def parse_srun_line(line: str) -> list[NodeEnd]:
+    """The ends of agents that srun tells of in one line of its error output."""
+    found = _SRUN_TASK_ENDED.match(line)
+    if found is None:
+        return []
+    code = _parse_task_end(found[2])
+    reason = f"srun: {found[2]}"
+    return [NodeEnd(node=node, exit_code=code, reason=reason) for node in expand_nodelist(found[1])]
+
+
+def _parse_task_end(text: str) -> int:
+    found = re.search(r"exit code (\d+)", text)
+    if found:
+        return int(found[1])
+    words = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Out Of Memory": 9}
+    return 128 + next((number for word, number in words.items() if word in text), 9)
+
+
+def find_blamed_node(lines: Sequence[str], nodes: Sequence[str]) -> str | None:
+    """The first of our nodes that srun's error lines name."""
+    for line in lines:
+        found = _SRUN_LAUNCH_FAILED.match(line) or _SRUN_TASK_ENDED.match(line)
+        if found:
+            return next((node for node in expand_nodelist(found[1]) if node in nodes), None)
+    return None
+
+
+def choose_nodes(
+    candidates: Sequence[Candidate], wanted: int, *, may_wait_for_spares: bool, is_too_late: bool
+) -> Go | Verdict | None:
+    """The nodes to train on, a refusal that names the nodes at fault, or None while it is too early to tell."""
+    healthy = [c.node for c in candidates if c.is_checked and not c.failed and not c.is_silent]
+    failed = [c for c in candidates if c.failed]
+    silent = [c for c in candidates if c.is_silent and not c.failed]
+    missing = [c for c in candidates if not (c.is_checked or c.failed or c.is_silent)]
+    if len(healthy) >= wanted and (not missing or not may_wait_for_spares):
+        return Go(nodes=tuple(healthy[:wanted]))
+    if len(healthy) + len(missing) < wanted:
+        return _refuse_start(failed, silent, wanted)
+    if not is_too_late:
+        return None
+    if not any(c.is_connected for c in candidates):
+        return Verdict(exit_code=EXIT_NOT_STARTED, reason="no node reported: the training step did not start")
+    return _refuse_start(failed, sorted([*silent, *missing], key=lambda c: c.is_connected), wanted)
+
+
+def _refuse_start(failed: Sequence[Candidate], silent: Sequence[Candidate], wanted: int) -> Verdict:
+    said = [f"{c.node}: no report in time" for c in silent] + [f"{c.node}: {c.failed}" for c in failed]
+    return Verdict(
+        exit_code=EXIT_NODE_SILENT if silent else EXIT_NODE_CHECK_FAILED,
+        reason=f"fewer than {wanted} nodes can start: {'; '.join(said)}",
+        node=next(c.node for c in (*silent, *failed)),
+    )
+
+
+def judge_ends(
+    ends: Sequence[NodeEnd], trained: Sequence[str], alive: Sequence[str], outcome: Outcome | None
+) -> Verdict:
+    """The verdict on a step that ended by itself, from its nodes' ends in the order of their arrival.
+
+    `alive`: the nodes that still answer; when the step ended under them it was not their doing.
+    """
+    failed = next((end for end in ends if end.exit_code != 0), None)
+    if outcome is not None and outcome.exit_code != 0:
+        node = failed.node if failed else None
+        return Verdict(exit_code=outcome.exit_code, reason=outcome.message or "as outcome.json says", node=node)
+    if failed is not None:
+        return Verdict(exit_code=failed.exit_code, reason=f"{failed.node}: {failed.reason}", node=failed.node)
+    missing = [node for node in trained if node not in {end.node for end in ends}]
+    lost = [node for node in missing if node not in alive]
+    if lost:
+        reason = f"the step ended without a word from {', '.join(lost)}"
+        return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=lost[0])
+    if missing:
+        return Verdict(exit_code=EXIT_NOT_STARTED, reason="srun ended while the nodes were training")
+    return Verdict(exit_code=0, reason="finished")
+
+
+def describe_failed_check(message: Message) -> str:
+    """The first failed check of a node's report, or an empty string."""
+    checks = message.get("checks")
+    for check in checks if isinstance(checks, list) else []:
+        if isinstance(check, dict) and check.get("ok") is False:
+            return f"{check.get('check')}: {check.get('detail') or 'failed'}"
+    return ""
+
+
+# ---------------------------------------------------------------- Slurm and the machine
+
+
+def run_scontrol(*arguments: str) -> str:
+    """Scontrol's output, or an empty string when it is missing, fails or does not answer in time."""
+    try:
+        done = subprocess.run(
+            ["scontrol", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SCONTROL_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def find_nodes(nodelist: str) -> tuple[str, ...]:
+    """The allocated nodes, by scontrol or, without it, by our own reading of the list."""
+    return tuple(run_scontrol("show", "hostnames", nodelist).split()) or expand_nodelist(nodelist)
+
+
+def find_own_address(nodes: Sequence[str], own: str) -> str:
+    """This host's address on the way to the other nodes.
+
+    Its own name would not do: many distributions map it to 127.0.1.1 in /etc/hosts.
+    """
+    other = next((node for node in nodes if node != own), None)
+    if other is None:
+        return "127.0.0.1"
+    address = parse_node_addr(run_scontrol("-o", "show", "node", other)) or other
+    for target in (address, other, "192.0.2.1"):  # the last one is nobody's: the default route's own address
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.connect((target, 9))  # sends nothing
+                return str(sock.getsockname()[0])
+        except OSError:
+            continue
+    return socket.gethostname()
+
+
+def read_outcome(path: Path, attempt: int) -> Outcome | None:
+    """The training's own word on how this attempt ended, or None when it left none that can be read."""
+    try:
+        outcome = contract.parse(Outcome, path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ContractError) as error:
+        print(f"trainer.launch: {path.name}: {error}", file=sys.stderr, flush=True)
+        return None
+    return outcome if outcome.attempt == attempt else None
+
+
+class Writer(threading.Thread):
+    """Writes the launcher's files. What cannot be written is said once and otherwise let go."""
+
+    def __init__(self, attempt_dir: Path) -> None:
+        super().__init__(name="writer", daemon=True)
+        self._attempt_dir = attempt_dir
+        self._changed = threading.Condition()
+        self._report: LaunchReport | None = None
+        self._timing: list[str] = []
+        self._exit: ExitRecord | None = None
+        self._said: set[str] = set()
+
+    def offer(self, report: LaunchReport) -> None:
+        """Write this report; one that is still waiting is superseded."""
+        with self._changed:
+            self._report = report
+            self._changed.notify()
+
+    def note(self, event: str, at: float, node: str) -> None:
+        """Append a line to timing.jsonl."""
+        line = json.dumps({"event": event, "time": at, "node": node}) + "\n"
+        with self._changed:
+            self._timing.append(line)
+            self._changed.notify()
+
+    def close(self, record: ExitRecord, limit_s: float) -> None:
+        """Write what waits, the exit record last; gives up after `limit_s`."""
+        with self._changed:
+            self._exit = record
+            self._changed.notify()
+        self.join(limit_s)
+
+    def run(self) -> None:
+        """Write until the exit record is written."""
+        while True:
+            with self._changed:
+                while not (self._report or self._timing or self._exit):
+                    self._changed.wait()
+                report, self._report = self._report, None
+                timing, self._timing = self._timing, []
+                record = self._exit
+            if timing:
+                self._append("".join(timing))
+            if report is not None:
+                self._publish("launch.json", report)
+            if record is not None:
+                self._publish("exit.json", record)
+                return
+
+    def _publish(self, name: str, record: object) -> None:
+        try:
+            contract.write_json(self._attempt_dir / name, record)
+        except (OSError, ValueError) as error:
+            self._complain(name, error)
+
+    def _append(self, text: str) -> None:
+        try:
+            with (self._attempt_dir / "timing.jsonl").open("a") as stream:
+                stream.write(text)
+        except OSError as error:
+            self._complain("timing.jsonl", error)
+
+    def _complain(self, name: str, error: Exception) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            print(f"trainer.launch: {name} not written: {error}", file=sys.stderr, flush=True)
+
+
+class Step:
+    """The srun process; its error output is passed on and its end remembered."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.lines: list[str] = []  # srun's own, the newest last
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(environment)
+        )
+        self._thread = threading.Thread(target=self._pump, name="srun-stderr", daemon=True)
+        self._thread.start()
+
+    def _pump(self) -> None:
+        stream: IO[bytes] | None = self._process.stderr
+        assert stream is not None
+        for line in iter(lambda: stream.readline(65536), b""):
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            if line.startswith(b"srun:"):
+                self.lines = [*self.lines[1 - _SRUN_TAIL_LINES :], line.decode(errors="replace").rstrip()]
+
+    def exit_code(self) -> int | None:
+        """Srun's exit code as a shell gives it, or None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def stop(self) -> None:
+        """End srun by force if it is still there, as it is for a node that is gone."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                self._process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(1.0)
+        self._thread.join(1.0)  # a task that srun left behind may hold the pipe open
+
+
+# ---------------------------------------------------------------- the launcher
+
+
+@dataclass(slots=True)
+class _Node:
+    name: str
+    state: str = "starting"
+    address: str = ""
+    connected_at: float | None = None
+    beat_at: float | None = None
+    is_checked: bool = False
+    failed: str = ""
+    port: int = 0
+    end: NodeEnd | None = None
+    events: set[tuple[str, float]] = field(default_factory=set)
+
+
+class Launcher:
+    """One attempt's training step, from srun to the exit record."""
+
+    def __init__(
+        self,
+        *,
+        spec: AttemptSpec,
+        attempt_dir: Path,
+        nodes: Sequence[str],
+        own_node: str,
+        own_address: str,
+        job_id: int,
+        environment: Mapping[str, str],
+        agent: Sequence[str] = (sys.executable, "-m", "trainer.node"),
+        connect_limit_s: float = CONNECT_LIMIT_S,
+        silent_limit_s: float = SILENT_LIMIT_S,
+    ) -> None:
+        self._spec = spec
+        self._attempt_dir = attempt_dir
+        self._own_node = own_node
+        self._own_address = own_address
+        self._job_id = job_id
+        self._environment = environment
+        self._agent = (*agent, str(attempt_dir))
+        self._connect_limit_s = connect_limit_s
+        self._silent_limit_s = silent_limit_s
+        self._nodes = {name: _Node(name) for name in nodes}
+        self._secret = secrets.token_hex(16)
+        self._server = BeatServer(secret=self._secret, nodes=frozenset(nodes))
+        self._writer = Writer(attempt_dir)
+        self._step: Step | None = None
+        self._started_at = time.monotonic()
+        self._enough_at: float | None = None
+        self._go: Go | None = None
+        self._ends: list[NodeEnd] = []  # of the nodes that train, in the order of their arrival
+        self._failed_at: float | None = None
+        self._restarts = 0
+        self._killed_at: float | None = None
+        self._silent_since: dict[str, float] = {}
+        self._srun_ended_at: float | None = None
+        self._seq = 0
+        self._reported: tuple[float, object] = (0.0, None)
+        self._signals: list[int] = []
+        self._phase = "starting"
+
+    def run(self) -> int:
+        """Run the step to its end and return the job's exit code."""
+        self._install_signals()
+        self._writer.start()
+        self._note("launch.started")
+        self._report()
+        verdict = self._start_step()
+        while verdict is None:
+            verdict = self._cycle()
+        return self._conclude(verdict)
+
+    def _cycle(self) -> Verdict | None:
+        for event in self._server.poll(_POLL_S):
+            self._take(event)
+        self._look_at_srun()
+        verdict = self._take_signals() or self._look_for_silence()
+        if verdict is None:
+            verdict = self._decide_start() if self._go is None else self._look_at_ends()
+        self._report()
+        return verdict
+
+    # ---- start
+
+    def _start_step(self) -> Verdict | None:
+        environment = {
+            **self._environment,
+            "SLURM_EXPORT_ENV": "ALL",
+            contract.ENV_LAUNCHER: f"{self._own_address}:{self._server.port}",
+            contract.ENV_LAUNCHER_SECRET: self._secret,
+        }
+        try:
+            self._step = Step(srun_command(list(self._nodes), self._agent), environment)
+        except OSError as error:
+            return Verdict(exit_code=EXIT_MISCONFIGURED, reason=f"srun could not be started: {error}")
+        self._phase = "checking"
+        self._note("step.started")
+        return None
+
+    def _decide_start(self) -> Verdict | None:
+        now = time.monotonic()
+        candidates = [
+            Candidate(
+                node=n.name,
+                is_connected=n.connected_at is not None,
+                is_checked=n.is_checked,
+                is_silent=n.name in self._silent_since,
+                failed=n.failed or (n.end.reason if n.end else ""),
+            )
+            for n in self._nodes.values()
+        ]
+        healthy = sum(c.is_checked and not c.failed and not c.is_silent for c in candidates)
+        if healthy >= self._spec.nodes and self._enough_at is None:
+            self._enough_at = now
+        choice = choose_nodes(
+            candidates,
+            self._spec.nodes,
+            may_wait_for_spares=self._enough_at is None or now - self._enough_at < SPARE_GRACE_S,
+            is_too_late=self._is_start_late(now),
+        )
+        if isinstance(choice, Go):
+            self._go = choice
+            self._send_go()
+            return None
+        if choice is None and self._is_srun_gone(now):
+            return self._judge_failed_start()
+        return choice
+
+    def _is_start_late(self, now: float) -> bool:
+        connected = [n.connected_at for n in self._nodes.values() if n.connected_at is not None]
+        if now - self._started_at > self._connect_limit_s and len(connected) < len(self._nodes):
+            return True
+        limit_s = self._spec.start_checks_timeout_s + CHECKS_MARGIN_S
+        return len(connected) == len(self._nodes) and now - max(connected) > limit_s
+
+    def _judge_failed_start(self) -> Verdict:
+        lines = self._step.lines if self._step else []
+        node = find_blamed_node(lines, list(self._nodes))
+        code = EXIT_NODE_SILENT if node else EXIT_NOT_STARTED
+        said = lines[0] if lines else "it said nothing"
+        return Verdict(exit_code=code, reason=f"the training step did not start; {said}", node=node)
+
+    def _send_go(self) -> None:
+        assert self._go is not None
+        self._phase = "running"
+        self._ends = []
+        self._failed_at = self._killed_at = None
+        for name in self._go.nodes:
+            self._nodes[name].end = None
+        self._note("go.sent")
+        for name in self._nodes:
+            self._tell_place(name)
+
+    def _tell_place(self, name: str) -> None:
+        if self._go is None:
+            return
+        if name not in self._go.nodes:
+            self._server.send(name, {"type": "spare"})
+            return
+        master = self._nodes[self._go.nodes[0]]
+        self._server.send(
+            name,
+            {
+                "type": "go",
+                "rank": self._go.nodes.index(name),
+                "nodes": len(self._go.nodes),
+                "master_addr": master.address,
+                "master_port": master.port,
+                "rdzv_id": f"{self._job_id}.{self._spec.attempt}.{self._restarts}",
+            },
+        )
+
+    # ---- what the nodes say
+
+    def _take(self, event: BeatEvent) -> None:
+        node = self._nodes[event.node]
+        if event.kind == "closed":
+            return
+        node.beat_at = time.monotonic()
+        if event.kind == "connected":
+            node.address = event.address
+            if node.connected_at is None:
+                node.connected_at = node.beat_at
+                self._note("node.connected", node.name)
+            if node.end is None:
+                self._tell_place(node.name)
+            return
+        self._take_message(node, event.message)
+
+    def _take_message(self, node: _Node, message: Message) -> None:
+        kind = message["type"]
+        if kind == "beat":
+            node.state = str(message.get("state", node.state))[:20]
+        elif kind == "checked" and not node.is_checked:
+            node.failed = describe_failed_check(message)
+            node.port = _integer(message.get("port"))
+            node.is_checked = True
+            self._note("checks.finished", node.name)
+        elif kind == "ended" and node.end is None:
+            node.port = _integer(message.get("port")) or node.port
+            reason = str(message.get("reason", ""))[:500]
+            self._end_node(NodeEnd(node=node.name, exit_code=_integer(message.get("exit_code")), reason=reason))
+        elif kind == "event":
+            self._take_event(node, message)
+
+    def _take_event(self, node: _Node, message: Message) -> None:
+        event, at = message.get("event"), message.get("time")
+        if isinstance(event, str) and isinstance(at, float) and (event, at) not in node.events:
+            node.events.add((event, at))
+            self._note(event, node.name, at)
+
+    def _end_node(self, end: NodeEnd) -> None:
+        node = self._nodes[end.node]
+        node.end, node.state = end, "ended"
+        if self._go is not None and end.node in self._go.nodes:
+            self._ends.append(end)
+            if end.exit_code != 0 and self._failed_at is None:
+                self._failed_at = time.monotonic()
+        self._note("node.ended", end.node)
+
+    # ---- the course of the step
+
+    def _look_at_ends(self) -> Verdict | None:
+        assert self._go is not None
+        now = time.monotonic()
+        open_nodes = [name for name in self._go.nodes if self._nodes[name].end is None]
+        if not open_nodes:
+            return self._restart_or_end()
+        if self._is_srun_gone(now):
+            return self._judge_ends()
+        if self._failed_at is None:
+            return None
+        silent = [name for name in open_nodes if name in self._silent_since]
+        if silent and not any(self._is_wavering(name, now) for name in open_nodes):
+            # its peers fail because of it: they are the victims, whoever reported first
+            return self._judge_silence(silent)
+        if self._killed_at is None and now - self._failed_at > PEER_GRACE_S:
+            self._killed_at = now
+            for name in open_nodes:
+                self._server.send(name, {"type": "kill", "reason": "another node failed"})
+        if self._killed_at is not None and now - self._killed_at > KILL_LIMIT_S:
+            return self._judge_ends()
+        return None
+
+    def _restart_or_end(self) -> Verdict | None:
+        assert self._go is not None
+        is_curable = (
+            self._failed_at is not None
+            and self._restarts < self._spec.worker_restarts
+            and self._outcome() is None
+            and all(self._server.is_connected(name) for name in self._go.nodes)
+        )
+        if not is_curable:
+            return self._judge_ends()
+        self._restarts += 1
+        self._note("workers.restarted")
+        self._send_go()
+        return None
+
+    def _judge_ends(self) -> Verdict:
+        assert self._go is not None
+        alive = [name for name in self._go.nodes if self._server.is_connected(name)]
+        return judge_ends(self._ends, self._go.nodes, alive, self._outcome())
+
+    def _judge_silence(self, silent: Sequence[str]) -> Verdict:
+        first = min(silent, key=lambda name: self._silent_since[name])
+        reason = f"no beat from {', '.join(silent)} for more than {self._spec.silent_after_s:g} s"
+        return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=first)
+
+    def _look_for_silence(self) -> Verdict | None:
+        now = time.monotonic()
+        for node in self._nodes.values():
+            is_awaited = node.connected_at is not None and node.end is None
+            if is_awaited and self._age_s(node, now) > self._spec.silent_after_s:
+                self._silent_since.setdefault(node.name, now)
+            else:
+                self._silent_since.pop(node.name, None)
+        if self._go is None:
+            return None
+        silent = [name for name in self._go.nodes if name in self._silent_since]
+        if any(now - self._silent_since[name] > self._silent_limit_s for name in silent):
+            return self._judge_silence(silent)
+        return None
+
+    def _is_wavering(self, name: str, now: float) -> bool:
+        """Neither surely alive nor surely silent: the next second decides."""
+        return name not in self._silent_since and self._age_s(self._nodes[name], now) > (self._spec.silent_after_s / 2)
+
+    def _age_s(self, node: _Node, now: float) -> float:
+        return now - (self._started_at if node.beat_at is None else node.beat_at)
+
+    def _look_at_srun(self) -> None:
+        step = self._step
+        if step is None:
+            return
+        for end in [end for line in step.lines for end in parse_srun_line(line)]:
+            node = self._nodes.get(end.node)
+            # connected: its own word is on the way, and says more
+            if node is not None and node.end is None and not self._server.is_connected(end.node):
+                self._end_node(end)
+        if self._srun_ended_at is None and step.exit_code() is not None:
+            self._srun_ended_at = time.monotonic()
+
+    def _is_srun_gone(self, now: float) -> bool:
+        if self._srun_ended_at is None:
+            return False
+        is_anyone_left = any(self._server.is_connected(name) for name in self._nodes)
+        return now - self._srun_ended_at > (STEP_END_LIMIT_S if is_anyone_left else _POLL_S)
+
+    def _outcome(self) -> Outcome | None:
+        return read_outcome(self._attempt_dir / "outcome.json", self._spec.attempt)
+
+    # ---- end
+
+    def _conclude(self, verdict: Verdict) -> int:
+        self._phase = "ending"
+        self._report()
+        self._stop_nodes(verdict)
+        for name in self._nodes:
+            self._server.send(name, {"type": "bye"})
+        self._wait_for_srun()
+        self._note("step.ended")
+        self._writer.close(self._exit_record(verdict), 30.0)
+        self._server.close()
+        print(f"trainer.launch: exit {verdict.exit_code}: {verdict.reason}", file=sys.stderr, flush=True)
+        return verdict.exit_code
+
+    def _stop_nodes(self, verdict: Verdict) -> None:
+        deadline = time.monotonic() + KILL_LIMIT_S
+        told: set[str] = set()
+        while time.monotonic() < deadline and (self._step is None or self._step.exit_code() is None):
+            open_nodes = [
+                name
+                for name, node in self._nodes.items()
+                if node.end is None and node.connected_at is not None and name not in self._silent_since
+            ]
+            if not open_nodes:
+                return
+            for name in open_nodes:
+                if name not in told and self._server.is_connected(name):
+                    told.add(name)
+                    order = {"type": "kill", "exit_code": EXIT_TERMINATED, "reason": verdict.reason}
+                    self._server.send(name, order)
+            self._turn()
+
+    def _wait_for_srun(self) -> None:
+        if self._step is None:
+            return
+        # a node that is gone keeps srun waiting for nothing
+        limit_s = 1.0 if self._silent_since or not self._has_connected() else STEP_END_LIMIT_S
+        deadline = time.monotonic() + limit_s
+        while self._step.exit_code() is None and time.monotonic() < deadline:
+            self._turn()
+        self._step.stop()
+
+    def _turn(self) -> None:
+        for event in self._server.poll(_POLL_S):
+            self._take(event)
+        self._look_at_srun()
+        self._look_for_silence()
+        self._report()
+
+    def _has_connected(self) -> bool:
+        return any(node.connected_at is not None for node in self._nodes.values())
+
+    def _exit_record(self, verdict: Verdict) -> ExitRecord:
+        return ExitRecord(
+            attempt=self._spec.attempt,
+            job_id=self._job_id,
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            node=verdict.node,
+            time=time.time(),
+            nodes={n.name: n.end.exit_code if n.end else None for n in self._nodes.values()},
+        )
+
+    # ---- reporting
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        silent = tuple(self._silent_since)
+        key = (self._phase, silent, [(n.state, n.end) for n in self._nodes.values()])
+        if key == self._reported[1] and now - self._reported[0] < REPORT_INTERVAL_S:
+            return
+        self._reported = (now, key)
+        self._seq += 1
+        self._writer.offer(
+            LaunchReport(
+                attempt=self._spec.attempt,
+                job_id=self._job_id,
+                seq=self._seq,
+                time=time.time(),
+                host=self._own_node,
+                phase=self._phase,
+                nodes={
+                    n.name: NodeBeat(
+                        state=n.state,
+                        age_s=round(self._age_s(n, now), 3),
+                        exit_code=n.end.exit_code if n.end else None,
+                    )
+                    for n in self._nodes.values()
+                },
+                silent=silent,
+            )
+        )
+
+    def _note(self, event: str, node: str = "", at: float | None = None) -> None:
+        self._writer.note(event, time.time() if at is None else at, node or self._own_node)
+
+    # ---- signals
+
+    def _install_signals(self) -> None:
+        wake, waker = socket.socketpair()
+        waker.setblocking(False)
+        self._server.wake_on(wake)
+        self._waker = waker  # closed with the process
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+            signal.signal(number, lambda received, _frame: self._signals.append(received))
+
+    def _take_signals(self) -> Verdict | None:
+        received, self._signals = self._signals, []
+        for number in received:
+            if number in (signal.SIGUSR1, signal.SIGUSR2):
+                for name in self._nodes:
+                    self._server.send(name, {"type": "signal", "number": number})
+            elif number in (signal.SIGTERM, signal.SIGINT):
+                reason = f"the launcher received {signal.Signals(number).name}"
+                return Verdict(exit_code=128 + number, reason=reason)
+        return None
+
+
+def _integer(value: object) -> int:
+    return value if type(value) is int else 0
+
+
+# ---------------------------------------------------------------- entry
+
+
+def main(argv: Sequence[str] | None = None, agent: Sequence[str] | None = None) -> int:
+    """Run one attempt on this job's nodes. `agent`: what stands for trainer.node, in tests."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if len(arguments) != 1:
+        print("usage: python -m trainer.launch ATTEMPT_DIR", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    attempt_dir = Path(arguments[0]).absolute()
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    try:
+        spec = contract.parse(AttemptSpec, (attempt_dir / "attempt.json").read_bytes())
+        nodes = _find_step_nodes(spec, os.environ)
+    except (OSError, ContractError) as error:
+        return _refuse(attempt_dir, int(job_id) if job_id.isdecimal() else 0, str(error))
+    own_node = os.environ.get("SLURMD_NODENAME") or nodes[0]
+    launcher = Launcher(
+        spec=spec,
+        attempt_dir=attempt_dir,
+        nodes=nodes,
+        own_node=own_node,
+        own_address=find_own_address(nodes, own_node),
+        job_id=int(job_id) if job_id.isdecimal() else 0,
+        environment=os.environ,
+        agent=agent or (sys.executable, "-m", "trainer.node"),
+    )
+    return launcher.run()
+
+
+def _find_step_nodes(spec: AttemptSpec, environment: Mapping[str, str]) -> tuple[str, ...]:
+    if shutil.which("srun") is None:
+        raise ContractError("srun is not on PATH of the batch script: the training step cannot be started")
+    nodes = find_nodes(environment.get("SLURM_JOB_NODELIST", ""))
+    if not nodes:
+        raise ContractError("SLURM_JOB_NODELIST names no node: trainer.launch runs inside a Slurm job")
+    if len(nodes) < spec.nodes:
+        raise ContractError(f"the job has {len(nodes)} nodes, the attempt asks for {spec.nodes}")
+    return nodes
+
+
+def _refuse(attempt_dir: Path, job_id: int, reason: str) -> int:
+    print(f"trainer.launch: {reason}", file=sys.stderr, flush=True)
+    attempt = int(attempt_dir.name) if attempt_dir.name.isdecimal() else 0
+    record = ExitRecord(attempt=attempt, job_id=job_id, exit_code=EXIT_MISCONFIGURED, reason=reason, time=time.time())
+    try:
+        if attempt_dir.is_dir():
+            contract.write_json(attempt_dir / "exit.json", record)
+    except OSError as error:
+        print(f"trainer.launch: exit.json not written: {error}", file=sys.stderr, flush=True)
+    return EXIT_MISCONFIGURED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
