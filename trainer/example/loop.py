@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -169,7 +170,7 @@ def _resume(checkpointer: Checkpointer, place: Place, state: TrainState) -> str:
                 raise
             continue
         log.info("resumed from %s: step %d, %d samples", path.name, loaded.step, loaded.samples)
-        if loaded.is_reseeded:
+        if loaded.is_reseeded and place.rank == 0:
             log.warning(
                 "%d ranks instead of %d: random states are seeded anew from (%d, step %d, rank); the run is no "
                 "longer bit-identical to an undisturbed one",
@@ -262,9 +263,13 @@ class _Session:
     device: torch.device
 
     def train(self) -> int:
+        is_first = True
         while self.state.step < self.options.steps:
             began = time.monotonic()
             agreed = self._step()
+            if is_first:
+                log.info("step %d done %.2f s after this process began", self.state.step, _age_s())
+                is_first = False
             if agreed.stops:
                 return self._save_and_leave()
             if agreed.saves and self.state.step < self.options.steps:
@@ -362,8 +367,15 @@ class _Session:
         return False
 
 
+def _age_s() -> float:
+    """Seconds since this process was started, imports included."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def _end(place: Place, exit_code: int, message: str, *, checkpoint: Path | None = None) -> int:
-    log.error("exit %d: %s", exit_code, message)
+    if place.rank == 0:
+        log.warning("exit %d: %s", exit_code, message)
     if place.rank == 0 and place.run_dir is not None:
         outcome = Outcome(
             attempt=place.attempt,

@@ -40,7 +40,7 @@ class Options:
 class Place:
     """Where this process stands: its ranks, and the run that it belongs to.
 
-    `run_dir` None: nothing is written. `attempt` 0: no service gave one, the script takes the next free one.
+    `run_dir` None: nothing is written. `attempt` 0: not known yet; without a service the script takes the next free.
     """
 
     rank: int = 0
@@ -52,11 +52,7 @@ class Place:
     run_dir: Path | None = None
     attempt: int = 0
     resume_from: Path | None = None
-
-    @property
-    def is_supervised(self) -> bool:
-        """True when a service chose the attempt and the checkpoint."""
-        return self.attempt > 0
+    is_supervised: bool = False  # a service chose the attempt and the checkpoint
 
 
 def parse_options(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Options, Place]:
@@ -104,6 +100,7 @@ def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | N
         run=environment.get(contract.ENV_RUN) or (folder.name if folder is not None else "run"),
         run_dir=folder,
         attempt=int(environment.get(contract.ENV_ATTEMPT) or 0),
+        is_supervised=bool(environment.get(contract.ENV_ATTEMPT)),
         resume_from=Path(resume) if resume else None,
     )
 
