@@ -393,12 +393,27 @@ class Store:
 
     def set_paused(self, is_paused: bool, now: datetime, who: str) -> None:
         """Pauses or resumes the whole service; `who` is a sentence for people."""
-        row = {"id": 1, "is_paused": int(is_paused), "changed_at": to_text(now), "who": storable(who)}
         with self._writing():
-            self._db.table("pause").upsert(row, pk="id")
+            self._write_pause(is_paused, now, who)
+
+    def _write_pause(self, is_paused: bool, now: datetime, who: str) -> None:
+        row = {"id": 1, "is_paused": int(is_paused), "changed_at": to_text(now), "who": storable(who)}
+        self._db.table("pause").upsert(row, pk="id")
 
     def _load_paused(self) -> bool:
         return any(row["is_paused"] for row in self._rows("SELECT is_paused FROM pause"))
+
+    def commit_request(
+        self, *, run: Run | None, is_paused: bool | None, who_uid: int, text: str, now: datetime
+    ) -> None:
+        """Keeps an accepted request together with its effect, in one transaction (supervisor.requests)."""
+        with self._writing():
+            if run is not None:
+                self._write(run)
+                self._append_change(run, now, text)
+            if is_paused is not None:
+                self._write_pause(is_paused, now, f"uid {who_uid}")
+            self._db.table("requests").insert(to_row(RequestRow(at=now, who_uid=who_uid, text=text)))
 
     def record_request(self, who_uid: int, text: str, now: datetime) -> None:
         """Keeps an accepted control request."""

@@ -164,9 +164,13 @@ def last_step_seen(sight: Sight) -> int | None:
 # ---------------------------------------------------------------- the end
 
 
-def judge_end(sight: Sight) -> Ended | None:
-    """How the attempt ended, or None while it goes on (or while nobody can tell)."""
-    return next((ended for row in _END_ROWS if (ended := row(sight)) is not None), None)
+def judge_end(sight: Sight, *, is_paused: bool = False) -> Ended | None:
+    """How the attempt ended, or None while it goes on (or while nobody can tell).
+
+    While paused only ends that have happened count: nothing that still runs is given up.
+    """
+    rows = [row for row in _END_ROWS if not (is_paused and row in _GIVING_UP)]
+    return next((ended for row in rows if (ended := row(sight)) is not None), None)
 
 
 def _stopped(sight: Sight) -> Ended | None:
@@ -345,6 +349,7 @@ _END_ROWS: tuple[Callable[[Sight], Ended | None], ...] = (
     _vanished,
     _stalled,
 )
+_GIVING_UP = frozenset({_silent, _failed_by_slurm, _stalled})
 
 
 # ---------------------------------------------------------------- stalls

@@ -278,7 +278,7 @@ def _judge_attempt(draft: Draft, run: Run) -> None:
         silent=node_rules.judge_silence(sight, draft.snapshot.ports),
         failed_by_slurm=node_rules.judge_slurm_failure(sight, draft.snapshot),
     )
-    ended = attempt_rules.judge_end(sight)
+    ended = attempt_rules.judge_end(sight, is_paused=draft.world.is_paused or run.is_paused)
     if ended is not None:
         _end_attempt(draft, sight, ended)
     elif sight.job is not None and sight.job.is_ended:
@@ -373,7 +373,8 @@ def _clear_jobs(draft: Draft, run: str) -> None:
             continue
         draft.ask_slurm()
         draft.wake_within(0.3)
-        if not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt):
+        is_paused = draft.world.is_paused and attempt.end is not AttemptEnd.STOPPED
+        if not is_paused and not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt):
             draft.intend(
                 Intent(
                     kind=IntentKind.CANCEL,

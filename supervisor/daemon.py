@@ -1,0 +1,346 @@
+"""The loop: observe, decide, commit, act. Builds everything once, holds the clock, waits for news.
+
+One daemon per ledger (a lock file), one thread that writes. SIGTERM ends the daemon and leaves jobs running; the next
+start goes on from the ledger. What escapes a cycle ends the process: the service manager starts it again.
+"""
+
+from __future__ import annotations
+
+import grp
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from slurm.client import CliClient, SlurmClient
+from supervisor import runlock
+from supervisor.clock import Clock, SystemClock
+from supervisor.config import Settings
+from supervisor.control import ControlServer
+from supervisor.core.reconcile import reconcile
+from supervisor.execute import Executor
+from supervisor.model import Fresh, Plan, Snapshot, Stale, World
+from supervisor.notify import notify
+from supervisor.observe import Observer, Owners
+from supervisor.requests import Rights, handle
+from supervisor.store import Store
+from supervisor.sweep import Sweeper
+
+_BACKUP_EVERY_S = 3600.0
+_KEEP_DAYS = 400
+_FIRST_ANSWER_S = 30.0
+_CLOCK_STEP_S = 2.0
+
+
+class Waker:
+    """Ends the loop's wait from another thread or from a signal."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def wake(self) -> None:
+        with suppress(OSError):  # a full pipe wakes as well
+            os.write(self._write, b"x")
+
+    def drain(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._read, 4096):
+                pass
+
+    def fileno(self) -> int:
+        return self._read
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+@dataclass(slots=True)
+class Cycle:
+    """What one turn of the loop did, for its log line."""
+
+    number: int
+    plan: Plan
+    acts: int
+    snapshot: Snapshot
+    spent_ms: float
+
+
+class Daemon:
+    """One supervising loop over one ledger and one cluster."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        client: SlurmClient,
+        clock: Clock,
+        *,
+        sweeper: Sweeper | None = None,
+        control: ControlServer | None = None,
+        waker: Waker | None = None,
+    ) -> None:
+        self._settings = settings
+        self._policy = settings.policy
+        self._store = store
+        self._clock = clock
+        self._control = control
+        self.waker = waker or Waker()
+        self._owners = Owners(is_root=os.geteuid() == 0)
+        self.observer = Observer(client, settings, clock, self._owners, sweeper, self.waker.wake)
+        self._executor = Executor(
+            client, store, settings, clock, self._owners, self.observer.verifier, on_step=self._beat
+        )
+        self._rights = Rights(service_uid=os.geteuid(), admin_gid=_admin_gid(settings))
+        self._log = structlog.get_logger("daemon")
+        self._number = 0
+        self._is_stopping = False
+        self._said: dict[str, str] = {}
+        self._backed_up_mono = time.monotonic()
+
+    # ---- one turn
+
+    def cycle(self) -> Cycle:
+        """Observe, decide, commit, act: once."""
+        started = time.thread_time()
+        self._number += 1
+        structlog.contextvars.bind_contextvars(cycle=self._number)
+        world = self._store.load_world(self._clock.now())
+        snapshot = self.observer.take_snapshot(world)
+        now = self._clock.now()
+        plan = reconcile(world, snapshot, self._policy, now)
+        intents = self._store.commit(plan, now)
+        self._tell(plan)
+        acts = 0
+        if intents and not self._policy.is_observe_only:
+            answering = isinstance(snapshot.jobs, Fresh) and isinstance(snapshot.nodes, Fresh)
+            world = self._store.load_world(self._clock.now())
+            acts = self._executor.settle(intents, world, is_slurm_answering=answering)
+        self.observer.follow(plan)
+        spent_ms = (time.thread_time() - started) * 1000
+        cycle = Cycle(number=self._number, plan=plan, acts=acts, snapshot=snapshot, spent_ms=spent_ms)
+        self._report(cycle, world)
+        return cycle
+
+    def _tell(self, plan: Plan) -> None:
+        for fact in plan.facts:
+            record = fact.record
+            self._log.info(
+                f"{type(record).__name__.lower()}.learnt",
+                run=getattr(record, "run", None) or getattr(record, "name", None),
+                attempt=getattr(record, "attempt", None) or getattr(record, "number", None),
+                job_id=getattr(record, "job_id", None),
+                node=getattr(record, "node", None),
+                state=str(getattr(record, "state", None) or getattr(record, "verdict", "") or ""),
+                reason=fact.reason,
+            )
+
+    def _report(self, cycle: Cycle, world: World) -> None:
+        """One line per cycle that changed something; silence of a source and waiting are said when they change."""
+        sources = {"squeue": cycle.snapshot.jobs, "scontrol": cycle.snapshot.nodes, "sacct": cycle.snapshot.ended}
+        for name, source in sources.items():
+            self._say(name, f"no answer: {source.why}" if isinstance(source, Stale) else "answers")
+        for name, view in cycle.snapshot.runs.items():
+            self._say(f"run directory of {name}", f"unreadable: {view.why}" if isinstance(view, Stale) else "answers")
+        self._say("notes", "; ".join(cycle.plan.notes))
+        changed = bool(cycle.plan.facts or cycle.plan.intents or cycle.acts)
+        summary = f"{len(world.runs)} runs, {len(cycle.plan.facts)} facts, {cycle.acts} acts"
+        log = self._log.info if changed else self._log.debug
+        log(
+            "cycle.finished",
+            facts=len(cycle.plan.facts),
+            intents=len(cycle.plan.intents),
+            acts=cycle.acts,
+            slurm_commands=self.observer.slurm.answers.commands,
+            cpu_ms=round(cycle.spent_ms, 2),
+        )
+        waiting = "; ".join(n for n, s in sources.items() if isinstance(s, Stale))
+        status = f"Slurm does not answer ({waiting}); waiting" if waiting else summary
+        self._store.heartbeat(self._clock.now(), cycle=cycle.number, summary=status, pid=os.getpid())
+        notify(f"STATUS={status}")
+
+    def _say(self, what: str, text: str) -> None:
+        if self._said.get(what, "") != text:
+            self._said[what] = text
+            if text:
+                self._log.info("source.changed" if what != "notes" else "rules.noted", source=what, reason=text)
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Turn until told to stop."""
+        notify("READY=1")
+        while not self._is_stopping:
+            cycle = self.cycle()
+            self._beat()
+            self._maintain()
+            self._wait(cycle.plan.wake_after_s)
+
+    def _beat(self) -> None:
+        notify("WATCHDOG=1")
+
+    def _maintain(self) -> None:
+        if time.monotonic() - self._backed_up_mono < _BACKUP_EVERY_S:
+            return
+        self._backed_up_mono = time.monotonic()
+        now = self._clock.now()
+        self._store.backup_beside(now)
+        self._store.prune_history(now, _KEEP_DAYS)
+        step_s = self._clock.step_s() if isinstance(self._clock, SystemClock) else 0.0
+        if abs(step_s) > _CLOCK_STEP_S:
+            self._log.warning("clock.stepped", by_s=round(step_s, 1), reason="ages are not affected")
+
+    def _wait(self, seconds: float) -> None:
+        """Until news, a request, a signal or the time is up. An accepted request ends the wait."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.waker, selectors.EVENT_READ)
+            if self._control is not None:
+                selector.register(self._control, selectors.EVENT_READ)
+            until = time.monotonic() + seconds
+            while not self._is_stopping:
+                left = until - time.monotonic()
+                ready = selector.select(min(max(0.0, left), 10.0))
+                self._beat()
+                if any(key.fileobj is self.waker for key, _ in ready):
+                    self.waker.drain()
+                    return
+                if self._control is not None and self._serve():
+                    return
+                if left <= 0:
+                    return
+
+    def _serve(self) -> bool:
+        """Answer what is asked on the control socket; True when something was changed."""
+        if self._control is None:
+            return False
+        changed = False
+        for request in self._control.poll(0.0):
+            reply = handle(request, self._store, self._clock.now(), self._rights)
+            self._control.answer(request, reply)
+            is_accepted = bool(reply.get("ok")) and request.verb != "ping"
+            changed = changed or is_accepted
+            self._log.info(
+                "request.accepted" if reply.get("ok") else "request.refused",
+                verb=request.verb,
+                run=request.body.get("run") or reply.get("run"),
+                uid=request.peer.uid,
+                reason=reply.get("message"),
+            )
+        self._control.poll(0.0)  # lets the answers out
+        return changed
+
+    def stop(self) -> None:
+        """End after the current turn; jobs go on."""
+        self._is_stopping = True
+        self.waker.wake()
+
+    def close(self) -> None:
+        self.observer.close()
+        self._owners.close()
+
+
+# ---------------------------------------------------------------- building it
+
+
+def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False) -> int:
+    """Run the service until SIGTERM; with `once`, one cycle; with `dry_run`, one cycle that only prints its plan.
+
+    Raises AlreadyRunning, LedgerTooNew and the other errors of the ledger and the control socket, each one line.
+    """
+    if dry_run:
+        return print_plan(settings)
+    clock = SystemClock()
+    settings.ledger.path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        runlock.acquire(settings.ledger.path, clock.now()),
+        Store.open(settings.ledger.path, now=clock.now(), force_network=settings.ledger.force_network) as store,
+        _control_server(settings, once=once) as control,
+    ):
+        store.claim(clock.now(), pid=os.getpid(), host=socket.gethostname())
+        log = structlog.get_logger("daemon")
+        log.info(
+            "daemon.started", pid=os.getpid(), ledger=str(settings.ledger.path), socket=str(settings.control.socket)
+        )
+        daemon = _build(settings, store, clock, control)
+        _on_signals(daemon)
+        try:
+            if once:
+                daemon.observer.slurm.ask()
+                daemon.observer.slurm.wait(_FIRST_ANSWER_S)
+                daemon.cycle()
+            else:
+                daemon.run()
+        finally:
+            notify("STOPPING=1")
+            daemon.close()
+            store.end(clock.now())
+            log.info("daemon.stopped", reason="jobs go on; the next start adopts them")
+    return 0
+
+
+def print_plan(settings: Settings) -> int:
+    """Look once, decide, print the plan as JSON; nothing is written and nothing is done."""
+    clock = SystemClock()
+    world = World()
+    if settings.ledger.path.exists():
+        with Store.open_readonly(settings.ledger.path) as store:
+            world = store.load_world(clock.now())
+    waker = Waker()
+    owners = Owners(is_root=os.geteuid() == 0)
+    observer = Observer(_client(settings), settings, clock, owners, None, waker.wake)
+    try:
+        observer.slurm.ask()
+        observer.slurm.wait(_FIRST_ANSWER_S)
+        snapshot = observer.take_snapshot(world)
+        plan = reconcile(world, snapshot, settings.policy, clock.now())
+    finally:
+        observer.close()
+        owners.close()
+    print(json.dumps(msgspec.to_builtins(plan, enc_hook=str), indent=2))  # noqa: T201 - this is its output
+    return 0
+
+
+def _build(settings: Settings, store: Store, clock: Clock, control: ControlServer | None) -> Daemon:
+    waker = Waker()
+    sweeper = Sweeper(settings, waker.wake) if settings.sweep.interval_s > 0 else None
+    return Daemon(settings, store, _client(settings), clock, sweeper=sweeper, control=control, waker=waker)
+
+
+def _client(settings: Settings) -> SlurmClient:
+    parent = dict(os.environ)
+    if settings.slurm.conf is not None:
+        parent["SLURM_CONF"] = str(settings.slurm.conf)
+    return CliClient(timeout_s=settings.slurm.command_timeout_s, parent=parent)
+
+
+@contextmanager
+def _control_server(settings: Settings, *, once: bool) -> Iterator[ControlServer | None]:
+    if once:
+        yield None
+        return
+    settings.control.socket.parent.mkdir(parents=True, exist_ok=True)
+    with ControlServer(settings.control.socket) as control:
+        yield control
+
+
+def _admin_gid(settings: Settings) -> int | None:
+    if settings.control.admin_group is None:
+        return None
+    try:
+        return grp.getgrnam(settings.control.admin_group).gr_gid
+    except KeyError:
+        return None
+
+
+def _on_signals(daemon: Daemon) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.stop())
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)

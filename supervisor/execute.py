@@ -1,0 +1,358 @@
+"""Does what was meant: one committed intent at a time, its outcome written at once. Never decides what to mean.
+
+A submission that was tried before is looked up by its token first: sbatch's answer may have been lost, and a second
+sbatch would start a second training.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+import structlog
+
+from slurm.client import SlurmClient
+from slurm.errors import SlurmError, SlurmRefused
+from slurm.submission import render_batch_script
+from slurm.types import JobRecord, NodeRecord, SubmitRequest
+from supervisor.clock import Clock
+from supervisor.config import Settings
+from supervisor.model import (
+    Attempt,
+    AttemptEnd,
+    AttemptState,
+    Checkpoint,
+    CheckpointState,
+    Fact,
+    Intent,
+    IntentKind,
+    IntentState,
+    NodeEvent,
+    NodeMemory,
+    Run,
+    RunState,
+    World,
+)
+from supervisor.observe import Owners
+from supervisor.rundir import RunDirUnreadable
+from supervisor.store import Store
+from supervisor.verify import Verifier
+from trainer import contract
+
+_ORDER = {
+    IntentKind.CANCEL: 0,
+    IntentKind.VERIFY: 1,  # only starts it
+    IntentKind.SUBMIT: 2,
+    IntentKind.DRAIN: 3,
+    IntentKind.PRUNE: 4,
+    IntentKind.NOTIFY: 5,
+}
+_NEEDS_SLURM = frozenset({IntentKind.CANCEL, IntentKind.SUBMIT, IntentKind.DRAIN})
+_RETRY_MAX_S = 60.0
+_NOTIFY_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one act came to. OPEN: not known, or to be tried again."""
+
+    state: IntentState
+    text: str
+    facts: tuple[Fact, ...] = ()
+
+
+class Executor:
+    """The only place with side effects on Slurm and on run directories."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        store: Store,
+        settings: Settings,
+        clock: Clock,
+        owners: Owners,
+        verifier: Verifier,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._owners = owners
+        self._verifier = verifier
+        self._on_step = on_step  # the watchdog's beat: each act is bounded, their sum need not be
+        self._log = structlog.get_logger("execute")
+
+    def settle(self, intents: tuple[Intent, ...], world: World, *, is_slurm_answering: bool) -> int:
+        """Do every open intent that is due; returns how many acts were done.
+
+        While Slurm does not answer, what needs it waits: each try would only hold the loop up.
+        """
+        done = 0
+        for intent in sorted(intents, key=lambda i: (_ORDER[i.kind], i.id or 0)):
+            if not self._is_due(intent) or (intent.kind in _NEEDS_SLURM and not is_slurm_answering):
+                continue
+            outcome = self._do(intent, world)
+            self._on_step()
+            if outcome is None or (outcome.state is IntentState.OPEN and outcome.text == intent.outcome):
+                continue
+            done += 1
+            self._write(intent, outcome)
+        return done
+
+    def _is_due(self, intent: Intent) -> bool:
+        if intent.tried_at is None or intent.kind is IntentKind.VERIFY:
+            return True
+        wait_s = min(_RETRY_MAX_S, 0.5 * 2 ** min(intent.tries, 10))
+        waited_s = (self._clock.now() - intent.tried_at).total_seconds()
+        return bool(waited_s >= wait_s)
+
+    def _write(self, intent: Intent, outcome: Outcome) -> None:
+        self._store.settle(intent, outcome.state, outcome.text, self._clock.now(), facts=outcome.facts)
+        self._log.info(
+            f"intent.{outcome.state.value}",
+            kind=intent.kind.value,
+            run=intent.run or None,
+            attempt=intent.attempt,
+            job_id=intent.job_id,
+            node=intent.node or None,
+            reason=intent.reason,
+            outcome=outcome.text,
+        )
+
+    def _do(self, intent: Intent, world: World) -> Outcome | None:
+        """The outcome, or None when there is nothing to write yet."""
+        run = next((r for r in world.runs if r.name == intent.run), None)
+        try:
+            match intent.kind:
+                case IntentKind.SUBMIT:
+                    return self._submit(intent, run, _find_attempt(world, intent))
+                case IntentKind.CANCEL:
+                    return self._cancel(intent)
+                case IntentKind.DRAIN:
+                    return self._drain(intent, world)
+                case IntentKind.VERIFY:
+                    return self._verify(intent, run)
+                case IntentKind.PRUNE:
+                    return self._prune(intent, run, _find_checkpoint(world, intent))
+                case IntentKind.NOTIFY:
+                    return self._notify(intent)
+        except SlurmRefused as error:
+            return self._refused(intent, world, error)
+        except (SlurmError, RunDirUnreadable) as error:
+            return Outcome(state=IntentState.OPEN, text=f"no answer: {_first_line(error)}")
+
+    def _mark(self, intent: Intent) -> Intent:
+        return self._store.mark_tried(intent, self._clock.now())
+
+    # ---------------------------------------------------------------- submit
+
+    def _submit(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> Outcome | None:
+        if run is None or attempt is None or attempt.state is not AttemptState.PLANNED:
+            return Outcome(state=IntentState.WITHDRAWN, text="the attempt is not planned any more")
+        if intent.tries > 0:
+            found = self._client.find_by_token(attempt.token, since=attempt.planned_at - timedelta(minutes=10))
+            if found:
+                return self._adopt(attempt, found)
+            now = self._clock.now()
+            if intent.tried_at is not None:
+                waited_s = (now - intent.tried_at).total_seconds()
+                if waited_s < self._settings.slurm.submit_lookup_wait_s:
+                    return None  # Slurm may still be taking it in
+            if run.state is not RunState.ACTIVE:
+                return self._refuse_attempt(attempt, AttemptEnd.STOPPED, "stopped before it was submitted")
+        request = self._prepare(run, attempt)
+        self._mark(intent)
+        submitted = self._client.submit(request)
+        after = self._submitted(attempt, submitted.job_id)
+        text = f"job {submitted.job_id}" + (f"; sbatch says: {submitted.warnings}" if submitted.warnings else "")
+        return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason="submitted"),))
+
+    def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
+        return replace(attempt, state=AttemptState.SUBMITTED, job_id=job_id, submitted_at=self._clock.now())
+
+    def _adopt(self, attempt: Attempt, found: tuple[JobRecord, ...]) -> Outcome:
+        """The answer was lost but the job is there. Of two with one token the older stays."""
+        first, *others = sorted(found, key=lambda j: (j.is_ended, j.job_id))
+        facts = [Fact(record=self._submitted(attempt, first.job_id), reason="found by its token")]
+        text = f"job {first.job_id}, found by its token"
+        for other in others:
+            if other.is_live:
+                self._client.cancel(other.job_id)
+                text += f"; its twin {other.job_id} was cancelled"
+        return Outcome(state=IntentState.DONE, text=text, facts=tuple(facts))
+
+    def _refuse_attempt(self, attempt: Attempt, end: AttemptEnd, why: str) -> Outcome:
+        over = replace(
+            attempt, state=AttemptState.OVER, over_at=self._clock.now(), end=end, end_detail=why, is_job_gone=True
+        )
+        return Outcome(state=IntentState.REFUSED, text=why, facts=(Fact(record=over, reason=why),))
+
+    def _prepare(self, run: Run, attempt: Attempt) -> SubmitRequest:
+        """Write the attempt's files (again, if it must be: same content, same names) and build the request."""
+        spec, paths = run.spec, run.spec.paths
+        directory = paths.attempt_dir(attempt.number)
+        job_spec = render_attempt_spec(run, attempt, self._settings)
+        script = render_batch_script(
+            python=self._settings.launcher.python,
+            attempt_dir=directory,
+            job_name=run.name,
+            output=directory / "job.log",
+            pythonpath=self._settings.launcher.pythonpath,
+        )
+        files = {"attempt.json": contract.render_json(job_spec), "batch.sh": script.encode()}
+        self._owners.reader(run).write_attempt(spec.run_dir, attempt.number, files)
+        uid, gid = self._owners.identity(run)
+        return SubmitRequest(
+            script=directory / "batch.sh",
+            token=attempt.token,
+            job_name=run.name,
+            nodes=attempt.nodes_wanted + attempt.spares,
+            output=directory / "job.log",
+            chdir=spec.workdir,
+            partition=spec.slurm.partition,
+            account=spec.slurm.account,
+            qos=spec.slurm.qos,
+            time_limit=spec.slurm.time_limit,
+            gpus_per_node=spec.slurm.gpus_per_node,
+            exclude=attempt.exclude,
+            options=spec.slurm.options,
+            uid=uid,
+            gid=gid,
+        )
+
+    # ---------------------------------------------------------------- cancel, drain
+
+    def _cancel(self, intent: Intent) -> Outcome:
+        self._mark(intent)
+        if intent.job_id is not None:
+            self._client.cancel(intent.job_id)
+        return Outcome(state=IntentState.DONE, text="cancelled")
+
+    def _drain(self, intent: Intent, world: World) -> Outcome:
+        """Read, drain, read back. A drain that someone else set is never changed."""
+        before = self._read_node(intent.node)
+        if before is None:
+            return Outcome(state=IntentState.REFUSED, text="Slurm does not know this node")
+        if before.is_drain_set and before.reason != intent.text:
+            return Outcome(state=IntentState.REFUSED, text=f"drained by {before.reason_user}: {before.reason}")
+        if not before.is_drain_set:
+            self._mark(intent)
+            self._client.drain(intent.node, intent.text)
+        after = self._read_node(intent.node)
+        if after is None or not after.is_drain_set:
+            return Outcome(state=IntentState.OPEN, text="the drain does not show yet")
+        now = self._clock.now()
+        memory = replace(
+            world.nodes.get(intent.node) or NodeMemory(node=intent.node),
+            is_drained_by_us=after.reason == intent.text,
+            drain_reason=after.reason,
+            drained_at=now,
+            boot_at=after.boot_at,
+        )
+        event = NodeEvent(node=intent.node, at=now, event="node.drained", detail=after.reason, run=intent.run)
+        facts = (Fact(record=memory, reason=intent.reason), Fact(record=event, reason=intent.reason))
+        return Outcome(state=IntentState.DONE, text=after.reason, facts=facts)
+
+    def _read_node(self, name: str) -> NodeRecord | None:
+        return next((n for n in self._client.fetch_nodes().nodes if n.name == name), None)
+
+    def _refused(self, intent: Intent, world: World, error: SlurmRefused) -> Outcome:
+        text = _first_line(error)
+        if intent.kind is IntentKind.SUBMIT:
+            attempt = _find_attempt(world, intent)
+            if attempt is not None:
+                return self._refuse_attempt(attempt, AttemptEnd.REFUSED, text)
+        facts: tuple[Fact, ...] = ()
+        if intent.kind is IntentKind.DRAIN:
+            event = NodeEvent(node=intent.node, at=self._clock.now(), event="drain.refused", detail=text)
+            facts = (Fact(record=event, reason=text),)
+        return Outcome(state=IntentState.REFUSED, text=text, facts=facts)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _verify(self, intent: Intent, run: Run | None) -> Outcome | None:
+        """Start reading back; the result is an observation of a later cycle, which closes the intent."""
+        if run is None or intent.step is None or intent.attempt is None:
+            return Outcome(state=IntentState.WITHDRAWN, text="the run is gone")
+        if not self._verifier.is_busy(run.name, intent.step, intent.attempt):
+            uid, gid = self._owners.identity(run)
+            self._verifier.start(run.name, run.spec.run_dir, intent.step, intent.attempt, uid, gid)
+        return None
+
+    def _prune(self, intent: Intent, run: Run | None, checkpoint: Checkpoint | None) -> Outcome:
+        if run is None or checkpoint is None or intent.step is None or intent.attempt is None:
+            return Outcome(state=IntentState.WITHDRAWN, text="already gone")
+        self._mark(intent)
+        self._owners.reader(run).prune(run.spec.run_dir, intent.step, intent.attempt)
+        gone = replace(checkpoint, state=CheckpointState.PRUNED)
+        return Outcome(state=IntentState.DONE, text="removed", facts=(Fact(record=gone, reason=intent.reason),))
+
+    # ---------------------------------------------------------------- notify
+
+    def _notify(self, intent: Intent) -> Outcome:
+        """Say it in the log, and through the site's command where there is one. Said once, whatever comes of it."""
+        self._mark(intent)
+        self._log.warning("person.told", text=intent.text, run=intent.run or None, node=intent.node or None)
+        command = self._settings.notify.command
+        if not command:
+            return Outcome(state=IntentState.DONE, text="logged")
+        message = json.dumps({"text": intent.text, "run": intent.run, "node": intent.node})
+        try:
+            ended = subprocess.run(
+                [*command, intent.text],
+                input=message,
+                text=True,
+                capture_output=True,
+                timeout=_NOTIFY_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Outcome(state=IntentState.REFUSED, text=f"notify command: {error}")
+        state = IntentState.DONE if ended.returncode == 0 else IntentState.REFUSED
+        return Outcome(state=state, text=f"notify command: exit {ended.returncode} {ended.stderr[:200]}".strip())
+
+
+def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contract.AttemptSpec:
+    """What the launcher is told: a pure function of the run, the attempt and the settings."""
+    spec = run.spec
+    return contract.AttemptSpec(
+        run=run.name,
+        attempt=attempt.number,
+        command=spec.command,
+        nodes=attempt.nodes_wanted,
+        procs_per_node=spec.procs_per_node,
+        resume_from=attempt.resume_path,
+        resume_step=attempt.resume_step,
+        checkpoint_every_s=spec.checkpoint.every_s,
+        worker_restarts=spec.restart.worker_restarts,
+        beat_interval_s=spec.health.beat_interval_s,
+        silent_after_s=spec.health.silent_after_s,
+        start_checks=render_start_checks(run, settings) if spec.health.start_checks else (),
+    )
+
+
+def render_start_checks(run: Run, settings: Settings) -> tuple[str, ...]:
+    """The command of the node probes that each node runs before training starts."""
+    limits = settings.sweep_limits
+    argv = (settings.launcher.python, "-m", "supervisor.probes.runner", "--limits", json.dumps(limits))
+    return (*argv, "--shared", str(run.spec.run_dir))
+
+
+def _find_attempt(world: World, intent: Intent) -> Attempt | None:
+    return next((a for a in world.attempts.get(intent.run, ()) if a.number == intent.attempt), None)
+
+
+def _find_checkpoint(world: World, intent: Intent) -> Checkpoint | None:
+    key = (intent.step, intent.attempt)
+    return next((c for c in world.checkpoints.get(intent.run, ()) if c.key == key), None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:500]
+
+
+__all__ = ["Executor", "Outcome", "render_attempt_spec", "render_start_checks"]

@@ -1,0 +1,214 @@
+"""Gathers one frozen Snapshot: Slurm, run directories, ports, sweeps, verifications; each source Fresh or Stale."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from slurm.client import SlurmClient
+from slurm.types import JobRecord
+from supervisor.attribution.attribute import attribute
+from supervisor.clock import Clock
+from supervisor.config import Settings
+from supervisor.model import (
+    Attempt,
+    AttemptState,
+    Cause,
+    Fresh,
+    Plan,
+    Run,
+    RunState,
+    RunView,
+    Snapshot,
+    Stale,
+    World,
+)
+from supervisor.ports import PortWatch
+from supervisor.rundir import RunDirReader, RunDirUnreadable
+from supervisor.slurmwatch import SlurmWatch
+from supervisor.sweep import Sweeper
+from supervisor.verify import Verifier
+
+_READ_DEADLINE_S = 2.0
+_ABSENT_ASK_S = 10.0
+
+
+@dataclass(slots=True)
+class Owners:
+    """One reader of run directories per owner: as root, files are only touched as the user whom they belong to."""
+
+    is_root: bool
+    _readers: dict[tuple[int, int] | None, RunDirReader] = field(default_factory=dict)
+
+    def identity(self, run: Run) -> tuple[int | None, int | None]:
+        """(uid, gid) to act as for this run; (None, None) when that is our own account."""
+        return (run.owner_uid, run.owner_gid) if self.is_root and run.owner_uid != 0 else (None, None)
+
+    def reader(self, run: Run) -> RunDirReader:
+        """The reader that acts as this run's owner."""
+        uid, gid = self.identity(run)
+        key = None if uid is None or gid is None else (uid, gid)
+        if key not in self._readers:
+            self._readers[key] = RunDirReader(uid, gid)
+        return self._readers[key]
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+
+class Observer:
+    """Everything that looks at the world; nothing here changes it."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        settings: Settings,
+        clock: Clock,
+        owners: Owners,
+        sweeper: Sweeper | None,
+        on_news: Callable[[], None],
+    ) -> None:
+        self.slurm = SlurmWatch(client, clock, on_news)
+        self.verifier = Verifier(on_news)
+        self._ports = PortWatch(on_news)
+        self._sweeper = sweeper
+        self._owners = owners
+        self._settings = settings
+        self._clock = clock
+        self._stale_since: dict[str, datetime] = {}
+        self._swept_mono = float("-inf")
+        self._wants_answer = True
+
+    # ---- one look
+
+    def take_snapshot(self, world: World) -> Snapshot:
+        """One picture for one cycle."""
+        self._ask_if_due(world)
+        # The answers first: what a run directory says is then never older than what Slurm said.
+        answers = self.slurm.answers
+        jobs = answers.jobs.value if isinstance(answers.jobs, Fresh) else {}
+        views, causes = self._read_runs(world, jobs)
+        self._sweep_if_due(world)
+        return Snapshot(
+            jobs=answers.jobs,
+            nodes=answers.nodes,
+            ended=answers.ended,
+            runs=views,
+            causes=causes,
+            ports=self._ports.results(),
+            sweeps=self._sweeper.collect() if self._sweeper is not None else (),
+            verifications=self.verifier.collect(),
+        )
+
+    def follow(self, plan: Plan) -> None:
+        """Look closer where the plan asks for it."""
+        self._wants_answer = plan.ask_slurm
+        answers = self.slurm.answers
+        records = answers.nodes.value if isinstance(answers.nodes, Fresh) else {}
+        targets = {
+            n: (records[n].address or records[n].host_name or n, records[n].port or 6818)
+            for n in plan.probe
+            if n in records
+        }
+        self._ports.watch(targets)
+
+    def close(self) -> None:
+        self.slurm.close()
+        self._ports.close()
+        self.verifier.close()
+        if self._sweeper is not None:
+            self._sweeper.close()
+
+    # ---- Slurm
+
+    def _ask_if_due(self, world: World) -> None:
+        if self._wants_answer or self.slurm.age_s >= self._settings.slurm.poll_interval_s:
+            self._wants_answer = False
+            self.slurm.ask(ended_since=self._absent_since(world))
+
+    def _absent_since(self, world: World) -> datetime | None:
+        """Accounting is asked only when a job of ours has left the controller's memory."""
+        answers = self.slurm.answers
+        if not isinstance(answers.jobs, Fresh) or answers.ended is None:
+            return None
+        absent = [
+            a.submitted_at
+            for attempts in world.attempts.values()
+            for a in attempts[-1:]
+            if not a.is_over and a.job_id is not None and a.submitted_at is not None
+            if a.job_id not in answers.jobs.value
+            and (self._clock.now() - a.submitted_at).total_seconds() > _ABSENT_ASK_S
+        ]
+        return min(absent) - timedelta(minutes=5) if absent else None
+
+    # ---- run directories
+
+    def _read_runs(
+        self, world: World, jobs: Mapping[int, JobRecord]
+    ) -> tuple[dict[str, Fresh[RunView] | Stale], dict[str, Cause]]:
+        views: dict[str, Fresh[RunView] | Stale] = {}
+        causes: dict[str, Cause] = {}
+        for run in world.runs:
+            attempts = world.attempts.get(run.name, ())
+            last = attempts[-1] if attempts else None
+            if not _needs_reading(run, last):
+                continue
+            job = jobs.get(last.job_id) if last is not None and last.job_id is not None else None
+            view = self._read_run(run, last, job)
+            views[run.name] = view
+            if isinstance(view, Fresh) and last is not None and not last.is_over and _has_ended(view.value, last, job):
+                causes[run.name] = attribute(view.value, job)
+        return views, causes
+
+    def _read_run(self, run: Run, last: Attempt | None, job: JobRecord | None) -> Fresh[RunView] | Stale:
+        asked_at = self._clock.now()
+        number = last.number if last is not None else 0
+        reader = self._owners.reader(run)
+        try:
+            view = reader.read(
+                run.name,
+                run.spec.run_dir,
+                number,
+                is_final=job is not None and job.is_ended,
+                deadline_s=_READ_DEADLINE_S,
+            )
+            if view.exit is not None and last is not None and not last.is_over:
+                view = reader.read(run.name, run.spec.run_dir, number, is_final=True, deadline_s=_READ_DEADLINE_S)
+        except RunDirUnreadable as error:
+            since = self._stale_since.setdefault(run.name, asked_at)
+            return Stale(why=str(error), since_at=since)
+        self._stale_since.pop(run.name, None)
+        return Fresh(value=view, asked_at=asked_at)
+
+    # ---- sweeps
+
+    def _sweep_if_due(self, world: World) -> None:
+        interval_s = self._settings.sweep.interval_s
+        if self._sweeper is None or interval_s <= 0 or self._sweeper.is_running or world.is_paused:
+            return
+        if time.monotonic() - self._swept_mono < interval_s:
+            return
+        nodes = self.slurm.answers.nodes
+        if isinstance(nodes, Stale):
+            return
+        idle = tuple(sorted(r.name for r in nodes.value.values() if r.is_idle and not r.is_drain_set))
+        if not idle:
+            return
+        self._swept_mono = time.monotonic()
+        self._sweeper.start(idle, self._clock.now())
+
+
+def _needs_reading(run: Run, last: Attempt | None) -> bool:
+    if run.state in (RunState.ACTIVE, RunState.STOPPING):
+        return True
+    return last is not None and not last.is_over
+
+
+def _has_ended(view: RunView, last: Attempt, job: JobRecord | None) -> bool:
+    if last.state is AttemptState.PLANNED:
+        return False
+    return view.exit is not None or (job is not None and job.is_ended)

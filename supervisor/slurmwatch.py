@@ -1,0 +1,167 @@
+"""Slurm's answers, asked for beside the loop: a frozen controller costs a thread's time, never a cycle's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from slurm.client import SlurmClient
+from slurm.errors import SlurmError, SlurmRefused
+from slurm.types import ClusterFacts, JobRecord, NodeRecord
+from supervisor.clock import Clock
+from supervisor.model import Fresh, Stale
+
+_ENDED_WINDOW = timedelta(days=2)
+_MIN_GAP_S = 0.25  # between two rounds of questions, however often they are asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """The newest answers; each is Fresh or Stale by itself."""
+
+    jobs: Fresh[Mapping[int, JobRecord]] | Stale
+    nodes: Fresh[Mapping[str, NodeRecord]] | Stale
+    ended: Fresh[Mapping[int, JobRecord]] | Stale | None = None
+    commands: int = 0  # how many the last round took
+    unreadable: tuple[str, ...] = ()
+
+
+class SlurmWatch:
+    """Asks for all jobs and all nodes, one command each; accounting only where a job has left the controller."""
+
+    def __init__(self, client: SlurmClient, clock: Clock, on_answer: Callable[[], None]) -> None:
+        self._client = client
+        self._clock = clock
+        self._on_answer = on_answer
+        never = Stale(why="not asked yet", since_at=clock.now())
+        self._answers = Answers(jobs=never, nodes=never)
+        self._facts: ClusterFacts | None = None
+        self._lock = threading.Lock()
+        self._wanted = threading.Event()
+        self._answered = threading.Event()
+        self._ended_since: datetime | None = None
+        self._asked_mono = float("-inf")
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="slurm-watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def answers(self) -> Answers:
+        """The newest answers; never waits."""
+        with self._lock:
+            return self._answers
+
+    @property
+    def facts(self) -> ClusterFacts | None:
+        """What the cluster is, once it has answered."""
+        with self._lock:
+            return self._facts
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last round of questions began."""
+        return time.monotonic() - self._asked_mono
+
+    def ask(self, *, ended_since: datetime | None = None) -> None:
+        """Have a round of questions put, with accounting from `ended_since` when given; returns at once."""
+        with self._lock:
+            self._ended_since = ended_since
+        self._answered.clear()
+        self._wanted.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the answer to the last `ask`; False when it did not come in time."""
+        return self._answered.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop asking; a command that is under way ends by its own time-out."""
+        self._is_closed = True
+        self._wanted.set()
+        self._thread.join(0.5)
+
+    # ---- the thread
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.wait()
+            if self._is_closed:
+                return
+            time.sleep(max(0.0, _MIN_GAP_S - self.age_s))
+            self._wanted.clear()
+            self._asked_mono = time.monotonic()
+            self._round()
+            self._answered.set()
+            self._on_answer()
+
+    def _round(self) -> None:
+        with self._lock:
+            before, since, facts = self._answers, self._ended_since, self._facts
+        commands = 2
+        if facts is None:
+            facts = self._fetch_facts()
+            commands += 2
+        unreadable: list[str] = []
+        jobs = self._fetch_jobs(before.jobs, unreadable)
+        nodes = self._fetch_nodes(before.nodes, unreadable)
+        ended = before.ended
+        if facts is not None and not facts.has_accounting:
+            ended = None
+        elif since is not None:
+            ended = self._fetch_ended(since, before.ended)
+            commands += 1
+        elif ended is None and facts is None:
+            ended = Stale(why="not known whether there is accounting", since_at=self._clock.now())
+        with self._lock:
+            self._facts = facts
+            self._answers = Answers(
+                jobs=jobs, nodes=nodes, ended=ended, commands=commands, unreadable=tuple(unreadable)
+            )
+
+    def _fetch_facts(self) -> ClusterFacts | None:
+        try:
+            return self._client.fetch_cluster()
+        except SlurmError:
+            return None
+
+    def _fetch_jobs(
+        self, before: Fresh[Mapping[int, JobRecord]] | Stale, unreadable: list[str]
+    ) -> Fresh[Mapping[int, JobRecord]] | Stale:
+        asked_at = self._clock.now()
+        try:
+            listing = self._client.fetch_jobs()
+        except SlurmError as error:
+            return self._stale(error, before)
+        unreadable += [f"squeue: {row.why}: {row.text[:200]}" for row in listing.unreadable]
+        if listing.unreadable:  # a job that can't be read must not look absent
+            return Stale(why=f"{len(listing.unreadable)} rows of squeue can't be read", since_at=asked_at)
+        return Fresh(value={job.job_id: job for job in listing.jobs}, asked_at=asked_at)
+
+    def _fetch_nodes(
+        self, before: Fresh[Mapping[str, NodeRecord]] | Stale, unreadable: list[str]
+    ) -> Fresh[Mapping[str, NodeRecord]] | Stale:
+        asked_at = self._clock.now()
+        try:
+            listing = self._client.fetch_nodes()
+        except SlurmError as error:
+            return self._stale(error, before)
+        unreadable += [f"scontrol show node: {row.why}: {row.text[:200]}" for row in listing.unreadable]
+        return Fresh(value={node.name: node for node in listing.nodes}, asked_at=asked_at)
+
+    def _fetch_ended(
+        self, since: datetime, before: Fresh[Mapping[int, JobRecord]] | Stale | None
+    ) -> Fresh[Mapping[int, JobRecord]] | Stale | None:
+        asked_at = self._clock.now()
+        try:
+            listing = self._client.fetch_ended_jobs(since=max(since, asked_at - _ENDED_WINDOW))
+        except SlurmRefused:
+            return None
+        except SlurmError as error:
+            return self._stale(error, before)
+        return Fresh(value={job.job_id: job for job in listing.jobs}, asked_at=asked_at)
+
+    def _stale(self, error: SlurmError, before: object) -> Stale:
+        since_at = before.since_at if isinstance(before, Stale) and before.why != "not asked yet" else self._clock.now()
+        return Stale(why=str(error).splitlines()[0][:300], since_at=since_at)
