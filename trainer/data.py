@@ -9,13 +9,10 @@ contiguous part, so no sample is repeated or skipped when the number of nodes ch
 from __future__ import annotations
 
 import hashlib
-import json
 import sysconfig
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import xxhash
 
@@ -126,109 +123,3 @@ def _text_files(root: Path, *, only_python: bool) -> Iterator[Path]:
         yield from sorted(path for path in root.glob("*.py") if path.is_file())
         return
     yield from sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
-
-
-# ---------------------------------------------------------------- what was consumed
-
-
-class SampleLog:
-    """Appends, for each step, which samples this rank consumed: evidence that none was repeated or skipped.
-
-    One JSON object a line: step, samples, and for reading histories with restarts in them, world (ranks in that
-    step) and from (name of the checkpoint that this process resumed from, or empty). A line that can't be written
-    (full disk) is lost and counted in `lost`; training goes on.
-    """
-
-    def __init__(self, path: Path, *, world: int, resumed_from: str = "") -> None:
-        self.lost = 0
-        self._tail = {"world": world, "from": resumed_from}
-        self._stream = _open_append(path)
-
-    def append(self, step: int, samples: Sequence[int]) -> None:
-        """Record one finished step."""
-        self._write({"step": step, "samples": list(samples), **self._tail})
-
-    def append_loss(self, step: int, loss: float) -> None:
-        """Record the mean loss over the whole global batch of one finished step."""
-        self._write({"step": step, "loss": loss, **self._tail})
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
-
-    def _write(self, record: dict[str, object]) -> None:
-        if self._stream is None:
-            self.lost += 1
-            return
-        try:
-            self._stream.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
-        except OSError:
-            self.lost += 1
-
-
-def _open_append(path: Path) -> IO[bytes] | None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("ab", buffering=0)
-        if stream.tell():
-            stream.write(b"\n")  # ends a line that was cut off by a crash; readers skip empty lines
-    except OSError:
-        return None
-    return stream
-
-
-def read_log(path: Path) -> list[dict[str, object]]:
-    """The records of a log in the order written; lines cut off by a crash are left out. Missing file: none."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [record for line in lines if (record := _record(line)) is not None]
-
-
-def _record(line: bytes) -> dict[str, object] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """How a history of consumed samples differs from the order it should have followed."""
-
-    steps: int
-    repeated: int
-    skipped: int
-    wrong_steps: tuple[int, ...]  # first steps whose samples are not those of the order, at most 20
-
-    @property
-    def is_clean(self) -> bool:
-        """True if every step took exactly its samples."""
-        return not (self.repeated or self.skipped or self.wrong_steps)
-
-
-def audit_samples(history: Iterable[tuple[int, Sequence[int]]], order: SampleOrder, global_batch: int) -> Audit:
-    """Compare the surviving history, (step, samples of all ranks) with steps counted from 1, with the order.
-
-    Repeated and skipped count positions of the order over steps 1 to the last one seen.
-    """
-    taken = {step: sorted(samples) for step, samples in history}
-    last = max(taken, default=0)
-    repeated = skipped = 0
-    wrong: list[int] = []
-    for step in range(1, last + 1):
-        wanted = sorted(order.batch((step - 1) * global_batch, global_batch))
-        got = taken.get(step, [])
-        if got == wanted:
-            continue
-        wrong.append(step)
-        skipped += len(_minus(wanted, got))
-        repeated += len(_minus(got, wanted))
-    return Audit(steps=last, repeated=repeated, skipped=skipped, wrong_steps=tuple(wrong[:20]))
-
-
-def _minus(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    return list((Counter(left) - Counter(right)).elements())

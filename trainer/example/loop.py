@@ -30,9 +30,10 @@ from trainer.contract import (
     RunPaths,
     write_json,
 )
-from trainer.data import BatchNotDivisible, ByteWindows, SampleLog, SampleOrder, read_text
+from trainer.data import BatchNotDivisible, ByteWindows, SampleOrder, read_text
 from trainer.example.model import Gpt, Shape
 from trainer.example.options import Options, Place
+from trainer.history import StepLog, loss_path, samples_path
 from trainer.progress import ProgressWriter
 from trainer.signals import SaveAndExit
 from trainer.state import DataChanged, TrainState, seed_rng
@@ -216,25 +217,23 @@ def _denounce(place: Place, error: CheckpointRejected) -> None:
 class _Logs:
     """The evidence files of this attempt: samples of this rank, and on rank 0 the loss."""
 
-    samples: SampleLog | None = None
-    loss: SampleLog | None = None
+    samples: StepLog | None = None
+    loss: StepLog | None = None
 
     @staticmethod
     def open(place: Place, resumed_from: str) -> _Logs:
         if place.run_dir is None:
             return _Logs()
-        folder = RunPaths(place.run_dir).attempt_dir(place.attempt)
-        samples = folder / "samples" / f"rank{place.rank}.jsonl"
+        samples = samples_path(place.run_dir, place.attempt, place.rank)
+        loss = loss_path(place.run_dir, place.attempt)
         return _Logs(
-            samples=SampleLog(samples, world=place.world, resumed_from=resumed_from),
-            loss=SampleLog(folder / "loss.jsonl", world=place.world, resumed_from=resumed_from)
-            if place.rank == 0
-            else None,
+            samples=StepLog(samples, world=place.world, resumed_from=resumed_from),
+            loss=StepLog(loss, world=place.world, resumed_from=resumed_from) if place.rank == 0 else None,
         )
 
     def append(self, step: int, samples: list[int], loss: float) -> None:
         if self.samples is not None:
-            self.samples.append(step, samples)
+            self.samples.append_samples(step, samples)
         if self.loss is not None:
             self.loss.append_loss(step, loss)
 
