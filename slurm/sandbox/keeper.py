@@ -64,7 +64,7 @@ def main() -> None:
 
 def _report(answer: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):
-        print(json.dumps(answer), flush=True)
+        os.write(1, json.dumps(answer).encode() + b"\n")
     # Nobody reads on: an open pipe would keep a caller waiting that reads to its end.
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -245,7 +245,7 @@ class Keeper:
         self._tell(name, "slurmd")
 
     def freeze_controller(self) -> None:
-        """slurmctld takes connections and answers nothing."""
+        """The controller takes connections and answers nothing."""
         self._signal_controller(signal.SIGSTOP)
 
     def thaw_controller(self) -> None:
@@ -253,7 +253,7 @@ class Keeper:
         self._signal_controller(signal.SIGCONT)
 
     def stop_controller(self) -> None:
-        """slurmctld saves its state and ends."""
+        """The controller saves its state and ends."""
         controller = self._controller
         if controller is None:
             return
@@ -267,7 +267,7 @@ class Keeper:
         self._controller = None
 
     def start_controller(self) -> None:
-        """slurmctld runs again, from its saved state."""
+        """The controller runs again, from its saved state."""
         if self._controller is not None and self._controller.poll() is None:
             return
         self._start_controller()
@@ -283,8 +283,9 @@ class Keeper:
         """Answer requests until asked to stop, told to by SIGTERM, or the owner is gone."""
         try:
             while not self._is_over():
-                watched = [self._listener, *([self._owner] if self._owner >= 0 else [])]
-                if self._listener in select.select(watched, [], [], 1.0)[0]:
+                request = self._listener.fileno()
+                watched = [request, *([self._owner] if self._owner >= 0 else [])]
+                if request in select.select(watched, [], [], 1.0)[0]:
                     self._answer()
         finally:
             self.stop()
@@ -341,6 +342,7 @@ class Keeper:
         for name in self._nodes:
             self.power_cut(name)
         if self._controller is not None:
+            kill_below(self._controller.pid)  # slurmctld has a helper process
             self._controller.kill()
             self._controller.wait(timeout=READY_DEADLINE_S)
         if self._switch is not None:

@@ -8,7 +8,6 @@ crosses a bridge they do not know).
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import json
 import os
@@ -27,11 +26,9 @@ _TIMEOUT_S = 10
 _POOL = ipaddress.IPv4Network("10.192.0.0/11")
 
 
-def choose_subnet(lock: Path) -> ipaddress.IPv4Network:
-    """A private /24 that no address or route of this machine touches."""
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        taken = tuple(_read_taken())
+def choose_subnet() -> ipaddress.IPv4Network:
+    """A private /24 that no address or route of this machine touches, drawn at random among thousands."""
+    taken = tuple(_read_taken())
     for _ in range(1000):
         base = int(_POOL.network_address) + 256 * random.randrange(_POOL.num_addresses // 256)
         subnet = ipaddress.IPv4Network((base, 24))
@@ -124,7 +121,7 @@ def _hardware_address(address: str) -> str:
 
 def _namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/net")
+        return str(Path(f"/proc/{pid}/ns/net").readlink())
     except OSError as error:
         raise SandboxError(f"process {pid} of the sandbox's network ended: {error}") from None
 

@@ -20,7 +20,6 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +38,6 @@ from slurm.sandbox.spec import (
     SandboxSpec,
     SandboxUnavailable,
     read_spec,
-    registry_dir,
     render_spec,
 )
 
@@ -61,6 +59,7 @@ class Sandbox:
         self.node_names = tuple(node.name for node in spec.nodes)
         self.scratch = spec.scratch
         self.head_address = spec.head_address
+        self.sandbox_id = spec.sandbox_id
 
     @classmethod
     def start(
@@ -183,7 +182,7 @@ class Sandbox:
         _ask(self._spec, "revive", node)
 
     def freeze_controller(self) -> None:
-        """slurmctld takes connections and answers nothing."""
+        """The controller takes connections and answers nothing."""
         _ask(self._spec, "freeze_controller")
 
     def thaw_controller(self) -> None:
@@ -191,11 +190,11 @@ class Sandbox:
         _ask(self._spec, "thaw_controller")
 
     def stop_controller(self) -> None:
-        """slurmctld saves its state and ends."""
+        """The controller saves its state and ends."""
         _ask(self._spec, "stop_controller")
 
     def start_controller(self) -> None:
-        """slurmctld runs again, from its saved state."""
+        """The controller runs again, from its saved state."""
         _ask(self._spec, "start_controller")
 
     def fill_scratch(self, node: str) -> None:
@@ -261,9 +260,7 @@ def _lay_out(mode: Mode, count: int) -> tuple[str, tuple[NodeSpec, ...]]:
         return address, tuple(
             NodeSpec(name=name, address=address, port=port) for name, port in zip(names, ports, strict=True)
         )
-    registry = registry_dir()
-    registry.mkdir(mode=0o700, parents=True, exist_ok=True)
-    subnet = choose_subnet(registry / "subnet.lock")
+    subnet = choose_subnet()
     port = _free_ports(1)[0]
     return str(subnet[1]), tuple(
         NodeSpec(name=name, address=str(subnet[_FIRST_NODE_HOST + index]), port=port)
