@@ -47,7 +47,9 @@ def judge(disk: Disk, *, min_free_fraction: float, min_free_bytes: int) -> Check
     if min_free_bytes <= disk.total_bytes:  # a disk smaller than the limit can never meet it
         needed = max(needed, float(min_free_bytes))
     if disk.free_bytes < needed:
-        detail = f"{disk.path} has {_gib(disk.free_bytes)} free of {_gib(disk.total_bytes)}, less than {_gib(needed)}"
+        detail = (
+            f"{disk.path} has {_size(disk.free_bytes)} free of {_size(disk.total_bytes)}, less than {_size(needed)}"
+        )
         return CheckResult(check=check, ok=False, detail=detail, value=float(disk.free_bytes), limit=needed)
     if disk.inodes and disk.free_inodes < min_free_fraction * disk.inodes:
         detail = f"{disk.path} has {disk.free_inodes} inodes free of {disk.inodes}"
@@ -56,5 +58,7 @@ def judge(disk: Disk, *, min_free_fraction: float, min_free_bytes: int) -> Check
     return CheckResult(check=check, ok=True, value=float(disk.free_bytes), limit=needed)
 
 
-def _gib(count: float) -> str:
-    return f"{count / 1024**3:.2f} GiB"
+def _size(count: float) -> str:
+    if count >= 1024**3:
+        return f"{count / 1024**3:.1f} GiB"
+    return f"{count / 1024**2:.1f} MiB" if count else "nothing"
