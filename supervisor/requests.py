@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from supervisor.config import ConfigError, parse_run_file
 from supervisor.control import Peer, Request, failure
+from supervisor.ledger import LedgerUnusable
 from supervisor.model import Run, RunState
 from supervisor.tomlfile import load_toml
 from trainer.contract import is_run_name
@@ -25,6 +26,7 @@ NAME_IN_USE = "name_in_use"
 UNKNOWN_RUN = "unknown_run"
 NOT_ALLOWED = "not_allowed"
 CONFLICT = "conflict"
+LEDGER = "ledger"
 
 MAX_RUN_FILE_CHARS = 512 * 1024
 
@@ -36,10 +38,20 @@ class RequestLedger(Protocol):
         """The run of that name, or None."""
         ...
 
-    def commit_request(
-        self, *, run: Run | None, is_paused: bool | None, who_uid: int, text: str, now: datetime
-    ) -> None:
-        """Keep the changed run, or the service's pause, together with the request, in one transaction."""
+    def add_run(self, run: Run, now: datetime) -> Run:
+        """Keep a new run."""
+        ...
+
+    def set_run(self, run: Run, now: datetime, why: str) -> Run:
+        """Keep what is wanted of a run from now on."""
+        ...
+
+    def set_paused(self, is_paused: bool, now: datetime, who: str) -> None:
+        """Pause or resume the whole service."""
+        ...
+
+    def record_request(self, who_uid: int, text: str, now: datetime) -> None:
+        """Keep who asked for what."""
         ...
 
 
@@ -77,19 +89,30 @@ class Decision:
 
 
 def handle(request: Request, ledger: RequestLedger, now: datetime, rights: Rights) -> dict[str, Any]:
-    """The answer to one request, after its effect is committed. Errors of the ledger are the caller's."""
+    """The answer to one request, after its effect is committed.
+
+    A ledger that can't be written now (disk full, locked) is an answer too: nothing was changed, the service goes on.
+    """
     name = _run_name(request)
-    known = ledger.load_run(name) if name else None
-    decision = decide(Asked(request=request, name=name, known=known, now=now, rights=rights))
-    if decision.changes and not _is_dry_run(request):
-        ledger.commit_request(
-            run=decision.run,
-            is_paused=decision.is_paused,
-            who_uid=request.peer.uid,
-            text=f"{request.verb} {name or ''}".strip(),
-            now=now,
-        )
+    try:
+        known = ledger.load_run(name) if name else None
+        decision = decide(Asked(request=request, name=name, known=known, now=now, rights=rights))
+        if decision.changes and not _is_dry_run(request):
+            _commit(request, decision, ledger, now, is_new=known is None)
+    except LedgerUnusable as error:
+        return failure(LEDGER, f"nothing was changed: {error}")
     return decision.reply
+
+
+def _commit(request: Request, decision: Decision, ledger: RequestLedger, now: datetime, *, is_new: bool) -> None:
+    text = f"{request.verb} {decision.run.name}" if decision.run else request.verb
+    if decision.run is not None and is_new:
+        ledger.add_run(decision.run, now)
+    elif decision.run is not None:
+        ledger.set_run(decision.run, now, decision.run.reason)
+    if decision.is_paused is not None:
+        ledger.set_paused(decision.is_paused, now, f"{request.verb} by uid {request.peer.uid}")
+    ledger.record_request(request.peer.uid, text, now)
 
 
 def decide(asked: Asked) -> Decision:
