@@ -6,7 +6,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.config import ConfigError, check_script, parse_run_file, read_run_file, render_run_file, script_of
@@ -265,11 +265,13 @@ _specs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(_specs)
 def test_a_rendered_run_file_parses_to_the_same_spec(spec: RunSpec) -> None:
     assert parse_run_file(render_run_file(spec), path=Path("/elsewhere/other.toml")) == spec
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200) | st.text(max_size=60).map(lambda tail: GOOD + tail))
 def test_any_text_is_a_run_or_a_one_line_refusal(text: str) -> None:
     assert "\n" not in told(text)
@@ -296,6 +298,7 @@ _toml_keys = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(_toml_keys, _toml_values))
 def test_any_value_under_any_key_is_a_run_or_a_one_line_refusal(raw: dict[str, str]) -> None:
     text = "".join(f"{key} = {value}\n" for key, value in raw.items())
