@@ -38,7 +38,7 @@ def _apply(db: Database, version: int, step: Callable[[Database], None], now: da
     db.execute("BEGIN IMMEDIATE")  # not Database.atomic(): its deferred BEGIN may fail later, in the middle
     try:
         step(db)
-        db.table("migrations").insert({"version": version, "name": step.__name__, "applied_at": to_text(now)})
+        db.execute("INSERT INTO migrations VALUES (?, ?, ?)", [version, step.__name__, to_text(now)])
         db.execute(f"PRAGMA user_version = {version:d}")
         db.commit()
     except BaseException:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from socket import gethostname
@@ -332,7 +333,7 @@ class Store:
         open_keys = {row["key"] for row in self._rows("SELECT key FROM intents WHERE state = 'open'")}
         for intent in intents:
             if intent.key not in open_keys:
-                self._db.table("intents").insert(to_row(replace(intent, id=None, created_at=now)))
+                self._put("intents", to_row(replace(intent, id=None, created_at=now)))
                 open_keys.add(intent.key)
 
     # ------------------------------------------------------------ facts
@@ -345,12 +346,8 @@ class Store:
 
     def _write(self, record: Record) -> None:
         table = _TABLES[type(record)]
-        row = _row_of(record)
         try:
-            if table.key:
-                self._db.table(table.name).upsert(row, pk=table.key)
-            else:
-                self._db.table(table.name).insert(row)
+            self._put(table.name, _row_of(record), key=table.key)
         except sqlite3.IntegrityError as error:
             raise _named(error, record) from error
 
@@ -360,8 +357,15 @@ class Store:
             self._append_change(run, now, why)
 
     def _append_change(self, run: Run, now: datetime, why: str) -> None:
-        change = RunChange(run=run.name, at=now, state=run.state, why=why)
-        self._db.table("run_changes").insert(to_row(change))
+        self._put("run_changes", to_row(RunChange(run=run.name, at=now, state=run.state, why=why)))
+
+    def _put(self, table: str, row: Row, *, key: tuple[str, ...] = ()) -> None:
+        """One row: new, or in place of the one with the same values in `key`.
+
+        Not Table.upsert of sqlite-utils 4.2: it probes the file for ON CONFLICT by a table of its own, and when the
+        probe fails (disk full), it goes on for good with INSERT OR IGNORE, which drops rows without a word.
+        """
+        self._db.execute(_put_sql(table, tuple(row), key), list(row.values()))
 
     # ------------------------------------------------------------ what people ask for
 
@@ -397,8 +401,8 @@ class Store:
             self._write_pause(is_paused, now, who)
 
     def _write_pause(self, is_paused: bool, now: datetime, who: str) -> None:
-        row = {"id": 1, "is_paused": int(is_paused), "changed_at": to_text(now), "who": storable(who)}
-        self._db.table("pause").upsert(row, pk="id")
+        row: Row = {"id": 1, "is_paused": int(is_paused), "changed_at": to_text(now), "who": storable(who)}
+        self._put("pause", row, key=("id",))
 
     def _load_paused(self) -> bool:
         return any(row["is_paused"] for row in self._rows("SELECT is_paused FROM pause"))
@@ -413,12 +417,12 @@ class Store:
                 self._append_change(run, now, text)
             if is_paused is not None:
                 self._write_pause(is_paused, now, f"uid {who_uid}")
-            self._db.table("requests").insert(to_row(RequestRow(at=now, who_uid=who_uid, text=text)))
+            self._put("requests", to_row(RequestRow(at=now, who_uid=who_uid, text=text)))
 
     def record_request(self, who_uid: int, text: str, now: datetime) -> None:
         """Keeps an accepted control request."""
         with self._writing():
-            self._db.table("requests").insert(to_row(RequestRow(at=now, who_uid=who_uid, text=text)))
+            self._put("requests", to_row(RequestRow(at=now, who_uid=who_uid, text=text)))
 
     # ------------------------------------------------------------ the daemon itself
 
@@ -436,7 +440,7 @@ class Store:
             other = self.load_daemon()
             if other is not None and other.host != host and _is_alive(other, now):
                 raise LedgerTakenOver(f"{self.path} is owned by {_owner_text(other)}: stop that daemon first")
-            self._db.table("daemon").upsert({"id": 1, **to_row(row)}, pk="id")
+            self._put("daemon", {"id": 1, **to_row(row)}, key=("id",))
         self._owner = (pid, host, to_text(now))
         self._beaten_at = now
 
@@ -603,6 +607,17 @@ _PRUNE = (
     "DELETE FROM requests WHERE at < ?",
     "DELETE FROM intents WHERE settled_at < ? AND state <> 'open'",
 )
+
+
+@cache
+def _put_sql(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> str:
+    names = ", ".join(f'"{column}"' for column in columns)
+    marks = ", ".join("?" for _ in columns)
+    sql = f"INSERT INTO {table} ({names}) VALUES ({marks})"  # noqa: S608 - names of our own records
+    if not key:
+        return sql
+    changes = ", ".join(f'"{column}" = excluded."{column}"' for column in columns if column not in key)
+    return f"{sql} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
 
 
 # ---------------------------------------------------------------- opening
