@@ -52,8 +52,8 @@ ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's 
 
 PHASES = ("start", "step", "save", "eval", "end")
 
-_CHECKPOINT_NAME = re.compile(r"^step-(\d{1,15})\.a(\d{1,9})$")
-_RUN_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+_CHECKPOINT_NAME = re.compile(r"^step-(\d{1,15})\.a(\d{1,9})\Z")  # \Z: "$" would allow a newline at the end
+_RUN_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
 class ContractError(ValueError):
@@ -413,7 +413,10 @@ def _build_record(kind: type, raw: Any, where: str) -> Any:
 
 def _build_scalar(kind: Any, raw: Any, where: str) -> Any:
     if kind is float and type(raw) in (int, float):
-        number = float(raw)
+        try:
+            number = float(raw)
+        except OverflowError:  # JSON's whole numbers have no bound
+            raise ContractError(f"{where}: not a finite number") from None
         if not math.isfinite(number):
             raise ContractError(f"{where}: not a finite number")
         return number
