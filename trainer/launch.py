@@ -9,27 +9,22 @@ by a thread of their own.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from trainer import contract
 from trainer.beats import BeatEvent, BeatServer, Message
 from trainer.contract import (
-    EXIT_NODE_CHECK_FAILED,
     EXIT_NODE_SILENT,
     AttemptSpec,
     ContractError,
@@ -37,6 +32,17 @@ from trainer.contract import (
     LaunchReport,
     NodeBeat,
     Outcome,
+)
+from trainer.step import Step, find_blamed_node, find_nodes, find_own_address, parse_srun_line, srun_command
+from trainer.verdict import (
+    EXIT_NOT_STARTED,
+    Candidate,
+    Go,
+    NodeEnd,
+    Verdict,
+    choose_nodes,
+    describe_failed_check,
+    judge_ends,
 )
 
 CONNECT_LIMIT_S = 60.0  # srun, a cold Python and a busy file system on a large job; the node is then silent
@@ -46,237 +52,11 @@ PEER_GRACE_S = 5.0  # after the first failure the others may end by themselves, 
 SILENT_LIMIT_S = 60.0  # a silent node that nobody acted upon ends the step
 KILL_LIMIT_S = 6.0  # for the nodes to kill their ranks and say so
 STEP_END_LIMIT_S = 5.0  # for srun to end after its nodes did
-SCONTROL_LIMIT_S = 5.0
 REPORT_INTERVAL_S = 1.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_MISCONFIGURED = 127
-EXIT_NOT_STARTED = 1
 
 _POLL_S = 0.1
-_SRUN_TAIL_LINES = 20
-_SRUN_TASK_ENDED = re.compile(r"^srun: error: (\S+): tasks? [\d,-]+: (.+)$")
-_SRUN_LAUNCH_FAILED = re.compile(r"^srun: error: .*\bon node (\S+?)[:.]? ")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """How the step ended or is to end: the job's exit code and why."""
-
-    exit_code: int
-    reason: str
-    node: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Go:
-    """The nodes that train, in rank order."""
-
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """What is known of a node before training starts. `failed`: the check that it failed, empty for none."""
-
-    node: str
-    is_connected: bool = False
-    is_checked: bool = False
-    is_silent: bool = False
-    failed: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeEnd:
-    """One node's end, as it told us or as srun did."""
-
-    node: str
-    exit_code: int
-    reason: str
-
-
-# ---------------------------------------------------------------- pure
-
-
-def expand_nodelist(text: str) -> tuple[str, ...]:
-    """Node names of a Slurm host list such as `n[1-3,07],login`, in its order."""
-    names: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        names += _expand_part(part)
-    return tuple(names)
-
-
-def _expand_part(part: str) -> list[str]:
-    found = re.match(r"^(.*?)\[([^\]]*)\](.*)$", part)
-    if not found:
-        return [part] if part else []
-    prefix, ranges, suffix = found.groups()
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        first, _, last = item.partition("-")
-        last = last or first
-        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
-    return [f"{prefix}{number}{rest}" for number in numbers for rest in (_expand_part(suffix) or [""])]
-
-
-def parse_node_addr(text: str) -> str:
-    """NodeAddr in the output of `scontrol -o show node`, or an empty string."""
-    found = re.search(r"(?:^|\s)NodeAddr=(\S+)", text)
-    return found[1] if found else ""
-
-
-def srun_command(nodes: Sequence[str], agent: Sequence[str]) -> list[str]:
-    """The training step's command: one agent on each node, on everything that the job has there.
-
-    `--overlap`: probes run as steps of their own beside it. `--cpu-bind=none`: one task would otherwise be bound to
-    one core. `--no-kill`, `--kill-on-bad-exit=0`, `--wait=0`: who ends, and when, is the launcher's decision.
-    """
-    count = str(len(nodes))
-    return [
-        "srun",
-        f"--nodes={count}",
-        f"--ntasks={count}",
-        "--ntasks-per-node=1",
-        f"--nodelist={','.join(nodes)}",
-        "--job-name=training",
-        "--overlap",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--export=ALL",
-        "--input=none",
-        "--no-kill",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        *agent,
-    ]
-
-
-def parse_srun_line(line: str) -> list[NodeEnd]:
-    """The ends of agents that srun tells of in one line of its error output."""
-    found = _SRUN_TASK_ENDED.match(line)
-    if found is None:
-        return []
-    code = _parse_task_end(found[2])
-    reason = f"srun: {found[2]}"
-    return [NodeEnd(node=node, exit_code=code, reason=reason) for node in expand_nodelist(found[1])]
-
-
-def _parse_task_end(text: str) -> int:
-    found = re.search(r"exit code (\d+)", text)
-    if found:
-        return int(found[1])
-    words = {"Killed": 9, "Terminated": 15, "Segmentation fault": 11, "Aborted": 6, "Out Of Memory": 9}
-    return 128 + next((number for word, number in words.items() if word in text), 9)
-
-
-def find_blamed_node(lines: Sequence[str], nodes: Sequence[str]) -> str | None:
-    """The first of our nodes that srun's error lines name."""
-    for line in lines:
-        found = _SRUN_LAUNCH_FAILED.match(line) or _SRUN_TASK_ENDED.match(line)
-        if found:
-            return next((node for node in expand_nodelist(found[1]) if node in nodes), None)
-    return None
-
-
-def choose_nodes(
-    candidates: Sequence[Candidate], wanted: int, *, may_wait_for_spares: bool, is_too_late: bool
-) -> Go | Verdict | None:
-    """The nodes to train on, a refusal that names the nodes at fault, or None while it is too early to tell."""
-    healthy = [c.node for c in candidates if c.is_checked and not c.failed and not c.is_silent]
-    failed = [c for c in candidates if c.failed]
-    silent = [c for c in candidates if c.is_silent and not c.failed]
-    missing = [c for c in candidates if not (c.is_checked or c.failed or c.is_silent)]
-    if len(healthy) >= wanted and (not missing or not may_wait_for_spares):
-        return Go(nodes=tuple(healthy[:wanted]))
-    if len(healthy) + len(missing) < wanted:
-        return _refuse_start(failed, silent, wanted)
-    if not is_too_late:
-        return None
-    if not any(c.is_connected for c in candidates):
-        return Verdict(exit_code=EXIT_NOT_STARTED, reason="no node reported: the training step did not start")
-    return _refuse_start(failed, sorted([*silent, *missing], key=lambda c: c.is_connected), wanted)
-
-
-def _refuse_start(failed: Sequence[Candidate], silent: Sequence[Candidate], wanted: int) -> Verdict:
-    said = [f"{c.node}: no report in time" for c in silent] + [f"{c.node}: {c.failed}" for c in failed]
-    return Verdict(
-        exit_code=EXIT_NODE_SILENT if silent else EXIT_NODE_CHECK_FAILED,
-        reason=f"fewer than {wanted} nodes can start: {'; '.join(said)}",
-        node=next(c.node for c in (*silent, *failed)),
-    )
-
-
-def judge_ends(
-    ends: Sequence[NodeEnd], trained: Sequence[str], alive: Sequence[str], outcome: Outcome | None
-) -> Verdict:
-    """The verdict on a step that ended by itself, from its nodes' ends in the order of their arrival.
-
-    `alive`: the nodes that still answer; when the step ended under them it was not their doing.
-    """
-    failed = next((end for end in ends if end.exit_code != 0), None)
-    if outcome is not None and outcome.exit_code != 0:
-        node = failed.node if failed else None
-        return Verdict(exit_code=outcome.exit_code, reason=outcome.message or "as outcome.json says", node=node)
-    if failed is not None:
-        return Verdict(exit_code=failed.exit_code, reason=f"{failed.node}: {failed.reason}", node=failed.node)
-    missing = [node for node in trained if node not in {end.node for end in ends}]
-    lost = [node for node in missing if node not in alive]
-    if lost:
-        reason = f"the step ended without a word from {', '.join(lost)}"
-        return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=lost[0])
-    if missing:
-        return Verdict(exit_code=EXIT_NOT_STARTED, reason="srun ended while the nodes were training")
-    return Verdict(exit_code=0, reason="finished")
-
-
-def describe_failed_check(message: Message) -> str:
-    """The first failed check of a node's report, or an empty string."""
-    checks = message.get("checks")
-    for check in checks if isinstance(checks, list) else []:
-        if isinstance(check, dict) and check.get("ok") is False:
-            return f"{check.get('check')}: {check.get('detail') or 'failed'}"
-    return ""
-
-
-# ---------------------------------------------------------------- Slurm and the machine
-
-
-def run_scontrol(*arguments: str) -> str:
-    """Scontrol's output, or an empty string when it is missing, fails or does not answer in time."""
-    try:
-        done = subprocess.run(
-            ["scontrol", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SCONTROL_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
-
-
-def find_nodes(nodelist: str) -> tuple[str, ...]:
-    """The allocated nodes, by scontrol or, without it, by our own reading of the list."""
-    return tuple(run_scontrol("show", "hostnames", nodelist).split()) or expand_nodelist(nodelist)
-
-
-def find_own_address(nodes: Sequence[str], own: str) -> str:
-    """This host's address on the way to the other nodes.
-
-    Its own name would not do: many distributions map it to 127.0.1.1 in /etc/hosts.
-    """
-    other = next((node for node in nodes if node != own), None)
-    if other is None:
-        return "127.0.0.1"
-    address = parse_node_addr(run_scontrol("-o", "show", "node", other)) or other
-    for target in (address, other, "192.0.2.1"):  # the last one is nobody's: the default route's own address
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                sock.connect((target, 9))  # sends nothing
-                return str(sock.getsockname()[0])
-        except OSError:
-            continue
-    return socket.gethostname()
 
 
 def read_outcome(path: Path, attempt: int) -> Outcome | None:
@@ -359,41 +139,6 @@ class Writer(threading.Thread):
             print(f"trainer.launch: {name} not written: {error}", file=sys.stderr, flush=True)
 
 
-class Step:
-    """The srun process; its error output is passed on and its end remembered."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.lines: list[str] = []  # srun's own, the newest last
-        self._process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(environment)
-        )
-        self._thread = threading.Thread(target=self._pump, name="srun-stderr", daemon=True)
-        self._thread.start()
-
-    def _pump(self) -> None:
-        stream: IO[bytes] | None = self._process.stderr
-        assert stream is not None
-        for line in iter(lambda: stream.readline(65536), b""):
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
-            if line.startswith(b"srun:"):
-                self.lines = [*self.lines[1 - _SRUN_TAIL_LINES :], line.decode(errors="replace").rstrip()]
-
-    def exit_code(self) -> int | None:
-        """Srun's exit code as a shell gives it, or None while it runs."""
-        code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
-
-    def stop(self) -> None:
-        """End srun by force if it is still there, as it is for a node that is gone."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
-                self._process.send_signal(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-        self._thread.join(1.0)  # a task that srun left behind may hold the pipe open
-
-
 # ---------------------------------------------------------------- the launcher
 
 
@@ -448,6 +193,7 @@ class Launcher:
         self._ends: list[NodeEnd] = []  # of the nodes that train, in the order of their arrival
         self._failed_at: float | None = None
         self._restarts = 0
+        self._is_open = False  # the first node's torchrun listens: the others may come
         self._killed_at: float | None = None
         self._silent_since: dict[str, float] = {}
         self._srun_ended_at: float | None = None
@@ -544,15 +290,18 @@ class Launcher:
         self._failed_at = self._killed_at = None
         for name in self._go.nodes:
             self._nodes[name].end = None
+        self._is_open = False
         self._note("go.sent")
         for name in self._nodes:
             self._tell_place(name)
 
     def _tell_place(self, name: str) -> None:
-        if self._go is None:
+        if self._go is None or self._nodes[name].end is not None or self._nodes[name].failed:
             return
         if name not in self._go.nodes:
             self._server.send(name, {"type": "spare"})
+            return
+        if name != self._go.nodes[0] and not self._is_open:
             return
         master = self._nodes[self._go.nodes[0]]
         self._server.send(
@@ -563,9 +312,12 @@ class Launcher:
                 "nodes": len(self._go.nodes),
                 "master_addr": master.address,
                 "master_port": master.port,
-                "rdzv_id": f"{self._job_id}.{self._spec.attempt}.{self._restarts}",
+                "rdzv_id": self._rdzv_id(),
             },
         )
+
+    def _rdzv_id(self) -> str:
+        return f"{self._job_id}.{self._spec.attempt}.{self._restarts}"
 
     # ---- what the nodes say
 
@@ -579,20 +331,23 @@ class Launcher:
             if node.connected_at is None:
                 node.connected_at = node.beat_at
                 self._note("node.connected", node.name)
-            if node.end is None:
-                self._tell_place(node.name)
+            self._tell_place(node.name)
             return
         self._take_message(node, event.message)
 
     def _take_message(self, node: _Node, message: Message) -> None:
         kind = message["type"]
         if kind == "beat":
-            node.state = str(message.get("state", node.state))[:20]
+            node.state = "ended" if node.end else str(message.get("state", node.state))[:20]
         elif kind == "checked" and not node.is_checked:
             node.failed = describe_failed_check(message)
             node.port = _integer(message.get("port"))
             node.is_checked = True
             self._note("checks.finished", node.name)
+        elif kind == "listening" and self._go is not None and message.get("rdzv_id") == self._rdzv_id():
+            self._is_open = True
+            for name in self._go.nodes[1:]:
+                self._tell_place(name)
         elif kind == "ended" and node.end is None:
             node.port = _integer(message.get("port")) or node.port
             reason = str(message.get("reason", ""))[:500]
@@ -736,19 +491,26 @@ class Launcher:
             for name in open_nodes:
                 if name not in told and self._server.is_connected(name):
                     told.add(name)
-                    order = {"type": "kill", "exit_code": EXIT_TERMINATED, "reason": verdict.reason}
-                    self._server.send(name, order)
+                    is_spare = self._go is not None and name not in self._go.nodes
+                    code = 0 if is_spare else EXIT_TERMINATED
+                    self._server.send(name, {"type": "kill", "exit_code": code, "reason": verdict.reason})
             self._turn()
 
     def _wait_for_srun(self) -> None:
         if self._step is None:
             return
-        # a node that is gone keeps srun waiting for nothing
-        limit_s = 1.0 if self._silent_since or not self._has_connected() else STEP_END_LIMIT_S
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + STEP_END_LIMIT_S
         while self._step.exit_code() is None and time.monotonic() < deadline:
+            if self._is_srun_stuck():
+                break
             self._turn()
         self._step.stop()
+
+    def _is_srun_stuck(self) -> bool:
+        """True when it can only be waiting for nodes that are gone; Slurm ends what is left of them with the job."""
+        is_anyone_left = any(self._server.is_connected(name) for name in self._nodes)
+        has_lost_nodes = bool(self._silent_since) or any(n.connected_at is None for n in self._nodes.values())
+        return has_lost_nodes and not is_anyone_left
 
     def _turn(self) -> None:
         for event in self._server.poll(_POLL_S):
@@ -756,9 +518,6 @@ class Launcher:
         self._look_at_srun()
         self._look_for_silence()
         self._report()
-
-    def _has_connected(self) -> bool:
-        return any(node.connected_at is not None for node in self._nodes.values())
 
     def _exit_record(self, verdict: Verdict) -> ExitRecord:
         return ExitRecord(

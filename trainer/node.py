@@ -8,7 +8,6 @@ survives it. Standard library only, and nothing heavy: seconds here are seconds 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -28,18 +27,17 @@ from typing import IO
 from trainer import contract, nccl
 from trainer.beats import BeatClient, ChannelError, LineBuffer, Message
 from trainer.contract import AttemptSpec, CheckResult, ContractError, NodeReport, RunPaths
+from trainer.descendants import has_children, kill_descendants, set_process_ties, signal_workers
 
 LAUNCHER_LOST_S = 10.0  # without a word from the launcher for this long a node stops its ranks
 LOG_TAIL_BYTES = 64 * 1024
 CONSOLE_TAIL_BYTES = 4096  # of a failing worker's error output, repeated in the job's log
-KILL_LIMIT_S = 5.0  # a process that survives SIGKILL longer hangs in the kernel; waiting does not cure it
 FAREWELL_LIMIT_S = 10.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_MISCONFIGURED = 127
 
 _TICK_S = 0.5
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_START_TICK_S = 0.02  # while seconds count
 _SIOCGIFADDR = 0x8915
 _PYTHONS = ("python", "python3")
 _RUNNER = Path(__file__).with_name("torchrun.py")
@@ -177,67 +175,21 @@ def find_interface(address: str) -> str:
     return ""
 
 
-def find_free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        sock.bind(("", 0))
-        return int(sock.getsockname()[1])
+def hold_port() -> socket.socket:
+    """A socket bound to a free TCP port, so that nobody else is given it before torchrun listens there."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torchrun may bind it too, as it does the same
+    sock.bind(("", 0))
+    return sock
 
 
-def read_parents() -> dict[int, int]:
-    """Parent of every process, zombies included."""
-    parents = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - names only, many times a second
-        if entry.isdecimal():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
-                parents[int(entry)] = int(stat.rpartition(")")[2].split()[1])
-    return parents
-
-
-def choose_descendants(parents: Mapping[int, int], root: int) -> list[int]:
-    """Every process below `root`, nearest first."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    found, front = [], [root]
-    while front:
-        front = [child for pid in front for child in children.get(pid, ())]
-        found += front
-    return found
-
-
-def kill_descendants(limit_s: float = KILL_LIMIT_S) -> list[int]:
-    """SIGKILL everything below this process until nothing is left; the pids that would not go.
-
-    As subreaper we inherit the orphans, so killing a parent hides none of its children from us.
-    """
-    deadline = time.monotonic() + limit_s
-    while True:
-        left = choose_descendants(read_parents(), os.getpid())
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.01)
-
-
-def signal_workers(number: int, runner_pid: int) -> None:
-    """Send a signal to the training processes: torchrun's children that carry a local rank."""
-    for pid, parent in read_parents().items():
-        if parent == runner_pid:
-            with contextlib.suppress(OSError):
-                if b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
-                    os.kill(pid, number)
-
-
-def has_workers(runner_pid: int) -> bool:
-    """True when torchrun has started a process."""
-    return runner_pid in read_parents().values()
+def is_listening(address: str, port: int) -> bool:
+    """True when something of this host accepts connections there."""
+    try:
+        with socket.create_connection((address, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def read_tail(path: Path, limit_bytes: int) -> str:
@@ -362,7 +314,9 @@ class NodeAgent:
         self._checked: Message | None = None
         self._ended: Message | None = None
         self._failure: Message = {}
-        self._rdzv_id = ""
+        self._held_port = hold_port()
+        self._place: Place | None = None
+        self._listening: Message | None = None
         self._is_training = False
         self._saw_workers = False
         self._events: list[Message] = []
@@ -377,7 +331,7 @@ class NodeAgent:
             },
             interval_s=spec.beat_interval_s,
             state=lambda: {"state": self._state},
-            connected=lambda: [m for m in (*self._events, self._checked, self._ended) if m is not None],
+            connected=self._list_news,
         )
 
     def run(self) -> int:
@@ -402,7 +356,7 @@ class NodeAgent:
             if kind == "go":
                 self._begin_training(parse_place(order))
                 farewell_at = None
-            elif kind == "spare":
+            elif kind == "spare" and self._ended is None:
                 self._state = "spare"
             elif kind == "signal" and self._runner is not None and self._is_training:
                 signal_workers(int(order["number"]), self._runner.process.pid)
@@ -420,9 +374,14 @@ class NodeAgent:
                 if self._spec.worker_restarts == 0 and time.monotonic() > farewell_at:
                     return self._finish()
 
+    def _list_news(self) -> list[Message]:
+        news = (*self._events, self._checked, self._listening, self._ended)
+        return [message for message in news if message is not None]
+
     def _next_order(self) -> Message:
+        is_starting = self._is_training and not self._saw_workers
         try:
-            return self._client.inbox.get(timeout=_TICK_S if self._saw_workers or not self._is_training else 0.05)
+            return self._client.inbox.get(timeout=_START_TICK_S if is_starting else _TICK_S)
         except queue.Empty:
             return {"type": "tick"}
 
@@ -448,18 +407,24 @@ class NodeAgent:
 
     def _report_checks(self, results: tuple[CheckResult, ...]) -> None:
         self._checks = results
-        self._checked = {"type": "checked", "checks": plain_checks(results), "port": find_free_port()}
+        self._checked = {"type": "checked", "checks": plain_checks(results), "port": self._port()}
         self._client.send(self._checked)
-        if results:
+        failed = [check.check for check in results if check.ok is False]
+        if failed:
+            self._end(contract.EXIT_NODE_CHECK_FAILED, f"start checks failed: {', '.join(failed)}")
+        elif results:
             self._write_report(None, "")
+
+    def _port(self) -> int:
+        return int(self._held_port.getsockname()[1])
 
     # ---- training
 
     def _begin_training(self, place: Place) -> None:
-        if place.rdzv_id == self._rdzv_id:
+        if place == self._place:
             return  # told again after a reconnection
-        self._rdzv_id = place.rdzv_id
-        self._ended, self._failure, self._saw_workers = None, {}, False
+        self._place = place
+        self._listening, self._ended, self._failure, self._saw_workers = None, None, {}, False
         if self._runner is None:
             self._runner = Runner(self._runner_command(self._program), self._environment)
         local = self._client.local_address
@@ -478,12 +443,13 @@ class NodeAgent:
             return
         for report in runner.read_reports():
             if report["type"] == "ready":
-                self._note("torchrun.imported")
+                self._note("torchrun.imported", report.get("time"))
             elif report["type"] == "failed":
                 self._failure = report
         if not self._is_training:
             return
-        if not self._saw_workers and has_workers(runner.process.pid):
+        self._look_at_rendezvous()
+        if not self._saw_workers and has_children(runner.process.pid):
             self._saw_workers = True
             self._note("workers.started")
         code = runner.exit_code()
@@ -491,6 +457,16 @@ class NodeAgent:
             for report in runner.read_reports():
                 self._failure = report if report["type"] == "failed" else self._failure
             self._end(code, self._describe_end(code))
+
+    def _look_at_rendezvous(self) -> None:
+        """Say when the others may come: who knocks before torchrun listens waits half a second in vain."""
+        place = self._place
+        if place is None or place.rank != 0 or self._listening is not None:
+            return
+        if is_listening(self._client.local_address, place.master_port):
+            self._listening = {"type": "listening", "rdzv_id": place.rdzv_id}
+            self._client.send(self._listening)
+            self._note("rendezvous.opened")
 
     def _describe_end(self, code: int) -> str:
         if code == 0:
@@ -506,6 +482,8 @@ class NodeAgent:
         left = kill_descendants()
         self._is_training, self._runner = False, None
         self._state = "ended"
+        self._held_port.close()
+        self._held_port = hold_port()  # for the next start: the old one may stay busy for a minute
         if left:
             reason += f"; processes {left} survive SIGKILL"
         self._ended = {
@@ -513,7 +491,7 @@ class NodeAgent:
             "exit_code": code,
             "reason": reason,
             "rank": self._failure.get("rank"),
-            "port": find_free_port(),
+            "port": self._port(),
         }
         self._client.send(self._ended)
         self._write_report(code, self._read_log_tail(code))
@@ -551,8 +529,8 @@ class NodeAgent:
         except OSError as error:  # a full disk must not hide the exit code
             print(f"{self._node}: node report not written: {error}", file=sys.stderr, flush=True)
 
-    def _note(self, event: str) -> None:
-        message: Message = {"type": "event", "event": event, "time": time.time()}
+    def _note(self, event: str, at: float | None = None) -> None:
+        message: Message = {"type": "event", "event": event, "time": time.time() if at is None else at}
         self._events.append(message)
         self._client.send(message)
 
@@ -569,13 +547,6 @@ class NodeAgent:
         signal.signal(signal.SIGUSR1, forward)
         signal.signal(signal.SIGUSR2, forward)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: self._client.inbox.put({"type": "tick"}))
-
-
-def set_process_ties() -> None:
-    """Adopt orphans of our descendants, and end when slurmstepd does."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
 
 
 def find_node_name(environment: Mapping[str, str]) -> str:

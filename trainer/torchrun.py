@@ -4,7 +4,7 @@ trainer.node starts this file early, while checks and rendezvous are still under
 that recovery need not wait for. It runs under the training program's own Python, which may lack this package, so it
 imports nothing but the standard library and torch. One JSON line on standard input, `{"argv", "environment"}`, starts
 torchrun; end of file instead means that no training is wanted here. JSON lines on the given descriptor tell
-`{"type": "ready"}` and, after a failure, `{"type": "failed", "rank", "local_rank", "exit_code", "error_file"}`:
+`{"type": "ready", "time"}` and, after a failure, `{"type": "failed", "rank", "local_rank", "exit_code", "error_file"}`:
 torchrun itself exits 1 whatever its workers' exit codes were.
 """
 
@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -31,7 +32,7 @@ def main() -> int:
         signal.signal(number, lambda _number, _frame: None)
     from torch.distributed import run
 
-    report.write(json.dumps({"type": "ready"}) + "\n")
+    report.write(json.dumps({"type": "ready", "time": time.time()}) + "\n")
     line = sys.stdin.readline()
     if not line.endswith("\n"):
         return 0
