@@ -11,6 +11,7 @@ from tests.systemd.machine import Machine, booted_machine
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 WATCHDOG_S = 3
+CAP_CHOWN, CAP_SETGID, CAP_SETUID = 1 << 0, 1 << 6, 1 << 7
 
 pytestmark = pytest.mark.systemd
 
@@ -54,16 +55,42 @@ def service(machine: Machine) -> Iterator[Machine]:
     machine.run("systemctl", "stop", "supervisor.service")
 
 
+def process_status(machine: Machine) -> dict[str, str]:
+    status = machine.run("cat", f"/proc/{machine.show('MainPID')}/status")
+    return dict(line.split(":\t", 1) for line in status.splitlines())
+
+
 def test_starting_waits_until_the_daemon_says_that_it_is_ready(service: Machine) -> None:
     assert (service.show("ActiveState"), service.show("SubState")) == ("active", "running")
-    assert service.show("StatusText")
+
+
+def test_a_slurm_that_does_not_answer_is_said_in_the_status_and_waited_for(service: Machine) -> None:
+    service.wait_until("the status says it", lambda: "Slurm does not answer" in service.show("StatusText"))
+    assert service.show("ActiveState") == "active"
 
 
 def test_the_daemon_runs_as_its_own_account_without_capabilities(service: Machine) -> None:
-    status = service.run("cat", f"/proc/{service.show('MainPID')}/status")
-    fields = dict(line.split(":\t", 1) for line in status.splitlines())
+    fields = process_status(service)
     assert fields["Uid"].split()[0] == service.run("id", "-u", "supervisor") != "0"
     assert int(fields["CapBnd"], 16) == 0
+
+
+def test_in_root_mode_it_keeps_only_the_rights_to_become_a_runs_owner(machine: Machine) -> None:
+    drop_in = "/etc/systemd/system/supervisor.service.d/root-mode.conf"
+    machine.install(drop_in, (SYSTEMD / "root-mode.conf").read_text())
+    machine.run("systemctl", "daemon-reload")
+    try:
+        machine.run("systemctl", "start", "supervisor.service", check=False)
+        assert machine.show("ActiveState") == "active", machine.journal()
+        fields = process_status(machine)
+        assert fields["Uid"].split()[0] == "0"
+        assert int(fields["CapBnd"], 16) == CAP_CHOWN | CAP_SETGID | CAP_SETUID
+    finally:
+        machine.run("systemctl", "stop", "supervisor.service")
+        machine.run("rm", drop_in)
+        # What root made, the account could not write to.
+        machine.run("rm", "-rf", "/var/lib/supervisor")
+        machine.run("systemctl", "daemon-reload")
 
 
 def test_a_daemon_at_work_is_left_alone_by_the_watchdog(service: Machine) -> None:
