@@ -185,6 +185,16 @@ def named_errors(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def named_file_errors(path: Path) -> Iterator[None]:
+    """Like `named_errors`, for opening: a path without rights, or below something that is no folder, is named too."""
+    try:
+        with named_errors(path):
+            yield
+    except OSError as error:
+        raise LedgerUnusable(f"{path} can't be used: {error.strerror or error}") from error
+
+
 def _primary_code(error: sqlite3.DatabaseError) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
@@ -213,15 +223,10 @@ def recover(path: Path, now: datetime) -> str | None:
 def find_damage(path: Path) -> str | None:
     """What is wrong with the file, or None for a whole ledger. Raises LedgerForeign, LedgerUnusable."""
     try:
-        with closing(connect(path)) as connection:
+        with named_errors(path), closing(connect(path)) as connection:
             return _judge(path, connection)
-    except sqlite3.DatabaseError as error:
-        code = _primary_code(error)
-        if code in _DAMAGE_CODES:
-            return str(error)
-        if code in _UNUSABLE_CODES:
-            raise LedgerUnusable(f"{path} can't be used now: {error} ({error.sqlite_errorname})") from error
-        raise
+    except LedgerDamaged as error:
+        return str(error.__cause__)
 
 
 def _judge(path: Path, connection: sqlite3.Connection) -> str | None:
@@ -298,7 +303,8 @@ def _is_whole(backup: Path) -> bool:
 
 
 def _was_here(path: Path) -> bool:
-    return any(_stamped(path, "backup")) or any(_stamped(path, "damaged"))
+    traces = (any(_stamped(path, word)) for word in ("backup", "damaged"))
+    return any(traces) or _has_content(path.with_name(path.name + "-wal"))
 
 
 def _stamped(path: Path, word: str) -> Iterator[Path]:

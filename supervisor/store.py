@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -172,13 +172,13 @@ class Store:
         `recovered_from` then names the backup. `force_network` allows a network file system, with a rollback journal
         in place of WAL. Raises the errors drawn in supervisor.ledger.
         """
-        if not force_network:
-            ledger.refuse_network(path, mountinfo.read_text(errors="replace"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        recovered_from = ledger.recover(path, now)
-        if not path.exists():
-            _create(path, now)
-        with ledger.named_errors(path):
+        with ledger.named_file_errors(path):
+            if not force_network:
+                ledger.refuse_network(path, mountinfo.read_text(errors="replace"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            recovered_from = ledger.recover(path, now)
+            if not path.exists():
+                _create(path, now)
             store = cls(path, ledger.connect(path), recovered_from=recovered_from)
             try:
                 store._prepare(now, wal=not force_network)
@@ -193,9 +193,11 @@ class Store:
 
         Raises LedgerMissing, LedgerTooNew, LedgerTooOld, LedgerDamaged, LedgerUnusable.
         """
-        if not path.exists():
-            raise LedgerMissing(f"there is no ledger at {path}: start the daemon (it makes one), or set ledger.path")
-        with ledger.named_errors(path):
+        with ledger.named_file_errors(path):
+            if not path.exists():
+                raise LedgerMissing(
+                    f"there is no ledger at {path}: start the daemon (it makes one), or set ledger.path"
+                )
             store = cls(path, ledger.connect_readonly(path))
             try:
                 store._db.execute("PRAGMA query_only=ON")
@@ -628,13 +630,8 @@ def _create(path: Path, now: datetime) -> None:
     temporary = path.with_name(path.name + ".new")
     for companion in ("", "-wal", "-shm", "-journal"):
         temporary.with_name(temporary.name + companion).unlink(missing_ok=True)
-    with ledger.named_errors(path):
-        connection = sqlite3.connect(temporary, isolation_level=None)
-        try:
-            db = Database(connection, execute_plugins=False)
-            migrate(db, now)
-        finally:
-            connection.close()
+    with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+        migrate(Database(connection, execute_plugins=False), now)
     ledger.publish(temporary, path)
 
 

@@ -4,7 +4,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,9 @@ from tests.store.records import NOW, attempt, event, plan, run
 
 ROOT = Path(__file__).parents[2]
 DAY = timedelta(days=1)
+
+
+Opener = Callable[[Path], object]
 
 
 def pragma(path: Path, text: str) -> None:
@@ -100,6 +103,16 @@ def test_an_account_without_write_access_reads_with_and_without_a_daemon(open_fo
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=30)
     store.close()
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize("opens", [lambda path: Store.open(path, now=NOW), Store.open_readonly])
+def test_a_path_that_cannot_hold_a_ledger_is_refused_in_one_line(tmp_path: Path, opens: Opener) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "file" / "ledger.db", tmp_path / "folder", tmp_path / ("x" * 300)):
+        with pytest.raises((LedgerUnusable, LedgerMissing)) as caught:
+            opens(path)
+        assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- versions
@@ -241,6 +254,13 @@ def test_a_damaged_ledger_without_a_backup_is_never_replaced_by_a_blank_one(path
         with pytest.raises(LedgerDamaged, match=r"no whole backup.*squeue"):
             Store.open(path, now=NOW + day * DAY)
     assert path.read_bytes() == before
+
+
+def test_a_ledger_of_which_only_the_wal_is_left_is_not_begun_anew(path: Path) -> None:
+    path.with_name(path.name + "-wal").write_bytes(b"left behind")
+    with pytest.raises(LedgerDamaged, match="it is gone"):
+        Store.open(path, now=NOW)
+    assert not path.exists()
 
 
 def test_a_damaged_backup_is_passed_over(path: Path) -> None:
