@@ -52,7 +52,9 @@ ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's 
 
 PHASES = ("start", "step", "save", "eval", "end")
 
-_CHECKPOINT_NAME = re.compile(r"^step-(\d{1,15})\.a(\d{1,9})\Z")  # \Z: "$" would allow a newline at the end
+_CHECKPOINT_NAME = re.compile(
+    r"^step-(0|[1-9][0-9]{0,14})\.a(0|[1-9][0-9]{0,8})\Z"  # one spelling a checkpoint; "$" would allow a newline
+)
 _RUN_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 

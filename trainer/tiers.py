@@ -135,7 +135,7 @@ def describe_file(root: Path, relative: str) -> ManifestFile:
 def check_file(root: Path, expected: ManifestFile, *, from_storage: bool = False) -> FileVerdict:
     """Compare one file with its manifest entry. Never raises OSError: what cannot be read is UNKNOWN."""
     try:
-        return _retry_stale(lambda: _compare(root, expected, from_storage=from_storage))
+        return retry_stale(lambda: _compare(root, expected, from_storage=from_storage))
     except (FileNotFoundError, NotADirectoryError):
         return _verdict(expected, Condition.BAD, "is missing")
     except OSError as error:
@@ -156,15 +156,15 @@ def _verdict(expected: ManifestFile, condition: Condition, reason: str) -> FileV
     return FileVerdict(path=expected.path, condition=condition, reason=reason)
 
 
-def _retry_stale(look: Callable[[], T]) -> T:
-    # NFS answers ESTALE while a file is replaced on the server; a fresh open usually finds the new one.
+def retry_stale(look: Callable[[], T], *, wait_s: float = STALE_WAIT_S) -> T:
+    """What `look` returns, asked again a few times while NFS answers ESTALE (the file is being replaced there)."""
     for _ in range(STALE_RETRIES):
         try:
             return look()
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            time.sleep(STALE_WAIT_S)
+            time.sleep(wait_s)
     return look()
 
 
@@ -182,7 +182,7 @@ def read_manifest(path: Path) -> Manifest:
 def read_manifest_bytes(path: Path) -> bytes:
     """The bytes of a checkpoint's manifest; errors as in `read_manifest`."""
     try:
-        return _retry_stale((path / MANIFEST_NAME).read_bytes)
+        return retry_stale((path / MANIFEST_NAME).read_bytes)
     except (FileNotFoundError, NotADirectoryError):
         reason = f"has no {MANIFEST_NAME}: it was never finished" if path.is_dir() else "is not a folder"
         raise CheckpointRejected(path, [reason]) from None

@@ -219,7 +219,10 @@ def test_a_checkpoint_name_reads_back(step: int, attempt: int) -> None:
     assert parse_checkpoint_name(checkpoint_name(step, attempt)) == (step, attempt)
 
 
-@pytest.mark.parametrize("name", ["latest", "step-5", "step-5.a", "step--5.a1", "step-5.a1.tmp", "step-5.a1\n", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["latest", "step-5", "step-5.a", "step--5.a1", "step-5.a1.tmp", "step-5.a1\n", "step-05.a1", "step-٣.a1", ""],
+)
 def test_other_names_are_no_checkpoints(name: str) -> None:
     assert parse_checkpoint_name(name) is None
 
