@@ -117,7 +117,7 @@ def render_gres_conf(spec: SandboxSpec) -> str:
     """gres.conf: ordinary files stand for GPU devices."""
     if not spec.gpus_per_node:
         return ""
-    return f"Name=gpu File={spec.root}/gpu/gpu[0-{spec.gpus_per_node - 1}]\n"
+    return f"Name=gpu Flags=nvidia_gpu_env File={spec.root}/gpu/gpu[0-{spec.gpus_per_node - 1}]\n"
 
 
 def render_hosts(spec: SandboxSpec) -> str:

@@ -50,6 +50,7 @@ def keeper_argv(spec: SandboxSpec) -> list[str]:
 
 def main() -> None:
     """Start the sandbox whose directory is the first argument, report on standard output, then serve until the end."""
+    os.chdir("/")
     spec = read_spec(Path(sys.argv[1]))
     keeper = Keeper(spec)
     try:
@@ -173,24 +174,27 @@ class Keeper:
 
     def _await_controller(self) -> None:
         address = (self._spec.head_address, self._spec.controller_port)
-        self._await(lambda: _accepts(address), "slurmctld", "slurmctld does not answer")
+        self._await(lambda: _accepts(address), "slurmctld does not answer")
 
     def _await_idle(self, names: set[str]) -> None:
         try:
-            self._await(lambda: self._read_idle() >= names, "slurmctld", "")
+            self._await(lambda: self._read_idle() >= names, "slurmctld ended")
         except SandboxError:
+            if self._controller is None or self._controller.poll() is not None:
+                raise
             late = sorted(names - self._read_idle())
             raise SandboxError(
-                f"{', '.join(late)} not idle within {READY_DEADLINE_S:g} s: {_tail(self._spec.log(late[0]))}"
+                f"{', '.join(late)} not idle within {READY_DEADLINE_S:g} s: {_tail(self._spec.log(f'{late[0]}-console'))}"
             ) from None
 
-    def _await(self, condition: Callable[[], bool], log: str, what: str) -> None:
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
         def settled() -> bool:
             controller = self._controller
             return self._is_over() or (controller is not None and controller.poll() is not None) or condition()
 
         if not await_true(settled, deadline_s=READY_DEADLINE_S, every_s=0.05) or not condition():
-            raise SandboxError(f"{what}: {_tail(self._spec.log(log))}")
+            # What slurmctld says before it has opened its log is only on its console.
+            raise SandboxError(f"{what}: {_tail(self._spec.log('slurmctld-console'))}")
 
     def _read_idle(self) -> set[str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -323,11 +327,17 @@ class Keeper:
         elif verb == "facts":
             return {"cold_start_s": self._cold_start_s}
         elif verb == "pids":
-            holder = self._nodes[self._spec.node(request["node"]).name]
-            return {"pids": [p.pid for p in read_descendants(holder.pid)]}
+            return {"pids": self._read_pids(request["node"])}
         else:
             raise SandboxError(f"no such request: {verb}")
         return {}
+
+    def _read_pids(self, name: str) -> list[int]:
+        holder = self._nodes[self._spec.node(name).name]
+        if holder.poll() is not None:
+            return []
+        first = [] if self._spec.mode == "isolated" else [holder.pid]  # isolated: `unshare`, which is outside
+        return first + [p.pid for p in read_descendants(holder.pid)]
 
     # ------------------------------------------------------------ end
 
@@ -363,7 +373,9 @@ def _furnish(spec: SandboxSpec) -> None:
         (spec.root / name).mkdir(parents=True, exist_ok=True)
     spec.scratch.chmod(0o1777)
     for number in range(spec.gpus_per_node):
-        (spec.root / "gpu" / f"gpu{number}").touch()
+        device = spec.root / "gpu" / f"gpu{number}"
+        device.unlink(missing_ok=True)
+        device.symlink_to(os.devnull)  # Slurm wants a device, any device
     texts = {
         "slurm.conf": render_slurm_conf(spec, shape),
         "cgroup.conf": render_cgroup_conf(shape),

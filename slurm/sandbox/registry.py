@@ -28,13 +28,13 @@ def remove_entry(spec: SandboxSpec) -> None:
         shutil.rmtree(spec.root, ignore_errors=True)
 
 
-def has_keeper(spec: SandboxSpec) -> bool:
-    """True while the sandbox's keeper lives."""
+def read_keeper(spec: SandboxSpec) -> tuple[int, int] | None:
+    """The sandbox's keeper as (pid, start in clock ticks), or None when it does not live."""
     try:
         pid, started, _ = _read_entry(_entry(spec.sandbox_id))
     except (OSError, SandboxError):
-        return False
-    return is_alive(pid, started)
+        return None
+    return (pid, started) if is_alive(pid, started) else None
 
 
 def sweep_leftovers() -> tuple[str, ...]:

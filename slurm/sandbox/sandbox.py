@@ -18,18 +18,20 @@ import random
 import secrets
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from slurm.sandbox.installed import find_tool, read_slurm_shape, require_accounting, search_path, why_not_isolated
 from slurm.sandbox.keeper import READY_DEADLINE_S, keeper_argv
 from slurm.sandbox.network import choose_subnet
-from slurm.sandbox.registry import has_keeper, sweep_leftovers
+from slurm.sandbox.processes import await_true, is_alive
+from slurm.sandbox.registry import read_keeper, sweep_leftovers
 from slurm.sandbox.spec import (
     STATE_NAME,
     Mode,
@@ -42,6 +44,7 @@ from slurm.sandbox.spec import (
 )
 
 _ANSWER_TIMEOUT_S = 60.0
+_TAIL_CHARS = 1500
 _MAX_NODES = 200
 _FIRST_NODE_HOST = 11  # the last byte of n1's address
 _PORTS = range(20000, 32000)  # below the range the kernel hands out to clients
@@ -50,8 +53,9 @@ _PORTS = range(20000, 32000)  # below the range the kernel hands out to clients
 class Sandbox:
     """A running sandbox; a context manager that ends it."""
 
-    def __init__(self, spec: SandboxSpec, *, cold_start_s: float) -> None:
+    def __init__(self, spec: SandboxSpec, *, cold_start_s: float, keeper_pid: int | None = None) -> None:
         self._spec = spec
+        self._keeper_pid = keeper_pid  # only where it is a child of this process
         self.cold_start_s = cold_start_s
         self.directory = spec.root
         self.mode: Mode = spec.mode
@@ -116,13 +120,14 @@ class Sandbox:
             database_port=ports[2],
         )
         (root / STATE_NAME).write_text(render_spec(spec))
-        return cls(spec, cold_start_s=_launch_keeper(spec))
+        keeper_pid, cold_start_s = _launch_keeper(spec)
+        return cls(spec, cold_start_s=cold_start_s, keeper_pid=keeper_pid)
 
     @classmethod
     def attach(cls, directory: Path) -> Self:
         """The sandbox that runs in `directory`, started by any process of this user; SandboxError when none does."""
         spec = read_spec(directory.resolve())
-        if not has_keeper(spec):
+        if read_keeper(spec) is None:
             raise SandboxError(f"the sandbox in {directory} is not running")
         return cls(spec, cold_start_s=float(_ask(spec, "facts")["cold_start_s"]))
 
@@ -139,7 +144,7 @@ class Sandbox:
     @property
     def is_running(self) -> bool:
         """True until it was stopped, by whomever."""
-        return has_keeper(self._spec)
+        return read_keeper(self._spec) is not None
 
     def run(self, *argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
         """One command on the head, with its output; the caller reads the exit code."""
@@ -207,8 +212,13 @@ class Sandbox:
 
     def stop(self) -> None:
         """End every process, namespace, cable and mount of the sandbox; a second call does nothing."""
-        if self.is_running:
+        keeper = read_keeper(self._spec)
+        if keeper is not None:
             _ask(self._spec, "stop")
+            await_true(lambda: not is_alive(*keeper), deadline_s=_ANSWER_TIMEOUT_S)
+        if self._keeper_pid is not None:
+            _reap(self._keeper_pid)
+            self._keeper_pid = None
 
     def __enter__(self) -> Self:
         return self
@@ -237,7 +247,7 @@ def _make_directory(wanted: Path | None) -> Path:
         root = wanted.resolve()
         root.mkdir(parents=True, exist_ok=True)
         if (root / STATE_NAME).exists():
-            if has_keeper(read_spec(root)):
+            if read_keeper(read_spec(root)) is not None:
                 raise SandboxError(f"a sandbox is running in {root} already")
             _clear(root)
     root.chmod(0o755)  # jobs of other users read the configuration
@@ -294,34 +304,47 @@ def _free_ports(count: int) -> list[int]:
             candidate.close()
 
 
-def _launch_keeper(spec: SandboxSpec) -> float:
+def _launch_keeper(spec: SandboxSpec) -> tuple[int, float]:
     log = spec.log("keeper")
     log.parent.mkdir(exist_ok=True)
-    with log.open("ab") as stderr:
-        keeper = subprocess.Popen(
-            keeper_argv(spec),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            cwd="/",
-            start_new_session=True,
-        )
-    report = _read_report(keeper)
-    if "cold_start_s" in report:
-        return float(report["cold_start_s"])
-    raise SandboxError(f"the sandbox did not start: {report.get('error') or log.read_text()[-1500:]}")
+    argv = keeper_argv(spec)
+    report, report_end = os.pipe()
+    with log.open("ab") as errors, open(os.devnull, "rb") as null:  # noqa: PTH123
+        streams = [
+            (os.POSIX_SPAWN_DUP2, null.fileno(), 0),
+            (os.POSIX_SPAWN_DUP2, report_end, 1),
+            (os.POSIX_SPAWN_DUP2, errors.fileno(), 2),
+        ]
+        # Not subprocess: its object would have to live as long as the keeper, which may outlive this one.
+        pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=streams, setsid=True)
+    os.close(report_end)
+    with open(report, "rb") as stream:  # noqa: PTH123
+        answer = _read_report(stream)
+    if "cold_start_s" in answer:
+        return pid, float(answer["cold_start_s"])
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    _reap(pid)
+    raise SandboxError(f"the sandbox did not start: {answer.get('error') or log.read_text()[-_TAIL_CHARS:]}")
 
 
-def _read_report(keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
-    assert keeper.stdout is not None
-    with keeper.stdout as stdout:
-        if not select.select([stdout], [], [], 4 * READY_DEADLINE_S)[0]:
-            keeper.terminate()
-            return {"error": "no answer in time"}
-        with suppress(ValueError):
-            report: dict[str, Any] = json.loads(stdout.readline())
-            return report
+def _read_report(stream: BinaryIO) -> dict[str, Any]:
+    if not select.select([stream], [], [], 4 * READY_DEADLINE_S)[0]:
+        return {"error": "no answer in time"}
+    with suppress(ValueError):
+        report: dict[str, Any] = json.loads(stream.readline())
+        return report
     return {}
+
+
+def _reap(pid: int) -> None:
+    def is_reaped() -> bool:
+        try:
+            return os.waitpid(pid, os.WNOHANG)[0] == pid
+        except ChildProcessError:  # another process' child, or reaped already
+            return True
+
+    await_true(is_reaped, deadline_s=_ANSWER_TIMEOUT_S)
 
 
 def _ask(spec: SandboxSpec, verb: str, node: str = "") -> dict[str, Any]:
