@@ -7,6 +7,7 @@ import pwd
 import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 from slurm import commands, failures, parse
@@ -77,13 +78,13 @@ class CliClient:
     def __init__(
         self,
         *,
-        run: Run = run_tool,
+        run: Run | None = None,
         timeout_s: float = _TIMEOUT_S,
         parent: Mapping[str, str] | None = None,
     ) -> None:
-        self._run = run
-        self._timeout_s = timeout_s
         self._parent: Mapping[str, str] = os.environ if parent is None else parent
+        self._run: Run = partial(run_tool, path=self._parent.get("PATH")) if run is None else run
+        self._timeout_s = timeout_s
 
     def fetch_cluster(self) -> ClusterFacts:
         """Name, version, partitions and time-outs; two commands."""
@@ -132,7 +133,8 @@ class CliClient:
         """Jobs with this token, by job id: from the controller, and from accounting where there is one.
 
         A source that exists and does not answer, or answers with rows that can't be read, raises SlurmUnavailable or
-        SlurmUnreadable: an empty answer means that both were asked and neither knows the token.
+        SlurmUnreadable: an empty answer means that both were asked and neither knows the token. Any user of the
+        cluster may put a token in a job's comment, so compare user and name before adopting one.
         """
         live = self.fetch_jobs()
         ended = self._fetch_ended_if_kept(since)

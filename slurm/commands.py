@@ -233,10 +233,11 @@ def drain_argv(node: str, reason: str) -> Argv:
 
 
 def undrain_argv(node: str) -> Argv:
-    """Lift DRAIN from one node.
+    """Lift DRAIN from one node, and with it the reason.
 
     UNDRAIN and not RESUME: it takes back what `drain_argv` did and nothing else. RESUME would also lift a DOWN that
-    someone else set, is an error on a node that is not drained, and leaves it `idle*` until slurmd registers again.
+    someone else set, and is an error on a node that is not drained. After either the node is `IDLE+NOT_RESPONDING`
+    until slurmctld has pinged it (a second or two, seen on 22.05).
     """
     _check_node(node)
     return ("scontrol", "update", f"NodeName={node}", "State=UNDRAIN")

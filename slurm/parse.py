@@ -203,6 +203,8 @@ def _squeue_job(values: list[str], tz: tzinfo) -> JobRecord:
     row = _named(SQUEUE_FIELDS, values)
     state, flags = parse_job_state(row["State"])
     exit_code, exit_signal = _exit_of(row["exit_code"], state, flags)
+    # A job that waits may show nodes it had before or may get, and an estimated start.
+    nodes = expand_nodes(row["NodeList"]) if state is not JobState.PENDING else ()
     return JobRecord(
         job_id=_job_id(row["JobID"]),
         state=state,
@@ -213,10 +215,11 @@ def _squeue_job(values: list[str], tz: tzinfo) -> JobRecord:
         partition=_text(row["Partition"]),
         comment=_text(row["Comment"]),
         reason="" if row["Reason"].strip() == "None" else _text(row["Reason"]).strip("()"),
-        nodes=expand_nodes(row["NodeList"]),
+        nodes=nodes,
         submit_at=parse_time(row["SubmitTime"], tz),
-        # squeue prints an estimated start for a job that waits, and the time limit's end for one that runs.
-        start_at=parse_time(row["StartTime"], tz) if state is not JobState.PENDING else None,
+        # Without nodes it never started: squeue then prints when it was cancelled.
+        start_at=parse_time(row["StartTime"], tz) if nodes else None,
+        # Of a job that runs squeue prints the end of its time limit.
         end_at=parse_time(row["EndTime"], tz) if _is_over(state, flags) else None,
         exit_code=exit_code,
         exit_signal=exit_signal,

@@ -33,16 +33,16 @@ class Run(Protocol):
     def __call__(self, argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Completed: ...
 
 
-def run_tool(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Completed:
+def run_tool(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str], *, path: str | None = None) -> Completed:
     """Run a tool and read at most `MAX_OUTPUT_BYTES`; past `timeout_s` kill it with all its children.
 
-    The tool is looked up on this process's PATH, not on the one in `env`: a job's PATH must not choose which sbatch a
-    daemon runs as root.
+    The tool is looked up on `path` (None: this process's PATH), not on the PATH in `env`: a job's PATH must not choose
+    which sbatch a daemon runs as root.
 
     Raises:
         OSError: the tool is not there or can't be started.
     """
-    executable = shutil.which(argv[0])
+    executable = shutil.which(argv[0], path=path)
     if executable is None:
         raise FileNotFoundError(f"{argv[0]} is not on PATH")
     deadline = time.monotonic() + timeout_s

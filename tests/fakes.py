@@ -30,6 +30,7 @@ from slurm.types import (
 )
 
 EPOCH = datetime(2026, 3, 2, 8, 0, 0, tzinfo=UTC)
+_PING = timedelta(seconds=1)
 _FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -91,6 +92,7 @@ class _Node:
     is_down: bool = False
     silent_at: datetime | None = None  # when its power was cut
     is_noticed: bool = False  # Slurm says NOT_RESPONDING
+    pinged_at: datetime | None = None  # when a node that answers loses NOT_RESPONDING
     is_drained: bool = False
     reason: str = ""
     reason_user: str = ""
@@ -258,7 +260,7 @@ class FakeSlurm:
         with self._change("cancel") as is_done:
             job = self._jobs.get(job_id)
             if is_done and job is not None and not job.is_over:
-                self._end(job, JobState.CANCELLED, 0, 0)
+                self._end(job, JobState.CANCELLED, 0, 15 if job.record.start_at else 0)
 
     def drain(self, node: str, reason: str) -> None:
         drain_argv(node, reason)
@@ -274,6 +276,7 @@ class FakeSlurm:
             state = self._nodes[node]
             if is_done and state.is_drained:
                 state.is_drained = False
+                state.is_noticed, state.pinged_at = True, self._at + _PING
                 if not state.is_down:
                     state.reason, state.reason_user, state.reason_at = "", "", None
 
@@ -317,7 +320,8 @@ class FakeSlurm:
         """As squeue shows it: COMPLETING in place of the state, and why a job waits."""
         if job.completing:
             flags = frozenset({JobFlag.COMPLETING})
-            return replace(job.record, state=None, raw_state="COMPLETING", flags=flags)
+            nodes = tuple(name for name in job.record.nodes if name in job.completing)
+            return replace(job.record, state=None, raw_state="COMPLETING", flags=flags, nodes=nodes)
         if job.record.state is JobState.PENDING:
             held = self._is_held_by_singleton(job)
             return replace(job.record, reason="Dependency" if held else "Resources")
@@ -401,7 +405,9 @@ class FakeSlurm:
             yield late[0], partial(self._accept_late, late)
         for node in self._nodes.values():
             if node.silent_at is not None and not node.is_down:
-                yield self._node_event(node, node.silent_at)
+                yield self._silent_event(node, node.silent_at)
+            elif node.pinged_at is not None:
+                yield node.pinged_at, partial(self._ping, node)
         free = set(self._free_nodes())
         for job in self._active:
             if job.completing:
@@ -412,7 +418,7 @@ class FakeSlurm:
                     names = tuple(chosen[: job.request.nodes])
                     yield max(self._at, job.eligible_at), partial(self._start, job, names)
 
-    def _node_event(self, node: _Node, silent_at: datetime) -> tuple[datetime, Callable[[], None]]:
+    def _silent_event(self, node: _Node, silent_at: datetime) -> tuple[datetime, Callable[[], None]]:
         noticed_at = silent_at + timedelta(seconds=self.slurmd_timeout_s / 2)
         if not node.is_noticed:
             return noticed_at, partial(self._notice, node)
@@ -480,6 +486,10 @@ class FakeSlurm:
     def _notice(self, node: _Node) -> None:
         node.is_noticed = True
 
+    def _ping(self, node: _Node) -> None:
+        node.pinged_at = None
+        node.is_noticed = node.silent_at is not None
+
     def _turn_down(self, node: _Node) -> None:
         node.is_down = True
         if not node.reason:
@@ -491,9 +501,13 @@ class FakeSlurm:
                 self._clean(job, [node.name])
 
     def _lose(self, job: _Job, node: _Node) -> None:
-        """A node of a running job went DOWN: with --no-kill the job goes on, unless its batch script ran there."""
+        """A node of a running job went DOWN. With --no-kill, which our script asks for, the job goes on without it.
+
+        It does so even when the batch script ran there: the job is RUNNING with nothing in it, until someone cancels
+        it (seen on 22.05). Only the last node takes the job with it.
+        """
         left = tuple(name for name in job.allocated if name != node.name)
-        if job.allocated[0] == node.name or not left:
+        if not left:
             self._end(job, JobState.NODE_FAIL, 0, 0)
         else:
             job.allocated = left
