@@ -45,18 +45,24 @@ from trainer.verdict import (
     judge_ends,
 )
 
-CONNECT_LIMIT_S = 60.0  # srun, a cold Python and a busy file system on a large job; the node is then silent
-CHECKS_MARGIN_S = 5.0  # beyond the checks' own deadline
-SPARE_GRACE_S = 1.0  # once enough nodes are healthy, the others may still be picked for this long
-PEER_GRACE_S = 5.0  # after the first failure the others may end by themselves, with their own evidence
-SILENT_LIMIT_S = 60.0  # a silent node that nobody acted upon ends the step
-KILL_LIMIT_S = 6.0  # for the nodes to kill their ranks and say so
-STEP_END_LIMIT_S = 5.0  # for srun to end after its nodes did
 REPORT_INTERVAL_S = 1.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_MISCONFIGURED = 127
 
 _POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long the launcher waits, in seconds."""
+
+    connect_s: float = 60.0  # for srun, a cold Python and a busy file system on a large job; the node is then silent
+    checks_margin_s: float = 5.0  # beyond the checks' own deadline
+    spare_grace_s: float = 1.0  # once enough nodes are healthy, the others may still be picked for this long
+    peer_grace_s: float = 5.0  # after the first failure the others may end by themselves, with their own evidence
+    silent_s: float = 60.0  # a silent node that nobody acted upon ends the step
+    kill_s: float = 6.0  # for the nodes to kill their ranks and say so
+    step_end_s: float = 5.0  # for srun to end after its nodes did
 
 
 def read_outcome(path: Path, attempt: int) -> Outcome | None:
@@ -169,9 +175,8 @@ class Launcher:
         own_address: str,
         job_id: int,
         environment: Mapping[str, str],
-        agent: Sequence[str] = (sys.executable, "-m", "trainer.node"),
-        connect_limit_s: float = CONNECT_LIMIT_S,
-        silent_limit_s: float = SILENT_LIMIT_S,
+        agent: Sequence[str],
+        limits: Limits,
     ) -> None:
         self._spec = spec
         self._attempt_dir = attempt_dir
@@ -180,8 +185,7 @@ class Launcher:
         self._job_id = job_id
         self._environment = environment
         self._agent = (*agent, str(attempt_dir))
-        self._connect_limit_s = connect_limit_s
-        self._silent_limit_s = silent_limit_s
+        self._limits = limits
         self._nodes = {name: _Node(name) for name in nodes}
         self._secret = secrets.token_hex(16)
         self._server = BeatServer(secret=self._secret, nodes=frozenset(nodes))
@@ -258,7 +262,7 @@ class Launcher:
         choice = choose_nodes(
             candidates,
             self._spec.nodes,
-            may_wait_for_spares=self._enough_at is None or now - self._enough_at < SPARE_GRACE_S,
+            may_wait_for_spares=self._enough_at is None or now - self._enough_at < self._limits.spare_grace_s,
             is_too_late=self._is_start_late(now),
         )
         if isinstance(choice, Go):
@@ -271,9 +275,9 @@ class Launcher:
 
     def _is_start_late(self, now: float) -> bool:
         connected = [n.connected_at for n in self._nodes.values() if n.connected_at is not None]
-        if now - self._started_at > self._connect_limit_s and len(connected) < len(self._nodes):
+        if now - self._started_at > self._limits.connect_s and len(connected) < len(self._nodes):
             return True
-        limit_s = self._spec.start_checks_timeout_s + CHECKS_MARGIN_S
+        limit_s = self._spec.start_checks_timeout_s + self._limits.checks_margin_s
         return len(connected) == len(self._nodes) and now - max(connected) > limit_s
 
     def _judge_failed_start(self) -> Verdict:
@@ -375,7 +379,8 @@ class Launcher:
     def _look_at_ends(self) -> Verdict | None:
         assert self._go is not None
         now = time.monotonic()
-        open_nodes = [name for name in self._go.nodes if self._nodes[name].end is None]
+        begun = self._go.nodes if self._is_open else self._go.nodes[:1]
+        open_nodes = [name for name in begun if self._nodes[name].end is None]
         if not open_nodes:
             return self._restart_or_end()
         if self._is_srun_gone(now):
@@ -386,11 +391,11 @@ class Launcher:
         if silent and not any(self._is_wavering(name, now) for name in open_nodes):
             # its peers fail because of it: they are the victims, whoever reported first
             return self._judge_silence(silent)
-        if self._killed_at is None and now - self._failed_at > PEER_GRACE_S:
+        if self._killed_at is None and now - self._failed_at > self._limits.peer_grace_s:
             self._killed_at = now
             for name in open_nodes:
                 self._server.send(name, {"type": "kill", "reason": "another node failed"})
-        if self._killed_at is not None and now - self._killed_at > KILL_LIMIT_S:
+        if self._killed_at is not None and now - self._killed_at > self._limits.kill_s:
             return self._judge_ends()
         return None
 
@@ -430,7 +435,7 @@ class Launcher:
         if self._go is None:
             return None
         silent = [name for name in self._go.nodes if name in self._silent_since]
-        if any(now - self._silent_since[name] > self._silent_limit_s for name in silent):
+        if any(now - self._silent_since[name] > self._limits.silent_s for name in silent):
             return self._judge_silence(silent)
         return None
 
@@ -457,7 +462,7 @@ class Launcher:
         if self._srun_ended_at is None:
             return False
         is_anyone_left = any(self._server.is_connected(name) for name in self._nodes)
-        return now - self._srun_ended_at > (STEP_END_LIMIT_S if is_anyone_left else _POLL_S)
+        return now - self._srun_ended_at > (self._limits.step_end_s if is_anyone_left else _POLL_S)
 
     def _outcome(self) -> Outcome | None:
         return read_outcome(self._attempt_dir / "outcome.json", self._spec.attempt)
@@ -478,7 +483,7 @@ class Launcher:
         return verdict.exit_code
 
     def _stop_nodes(self, verdict: Verdict) -> None:
-        deadline = time.monotonic() + KILL_LIMIT_S
+        deadline = time.monotonic() + self._limits.kill_s
         told: set[str] = set()
         while time.monotonic() < deadline and (self._step is None or self._step.exit_code() is None):
             open_nodes = [
@@ -499,7 +504,7 @@ class Launcher:
     def _wait_for_srun(self) -> None:
         if self._step is None:
             return
-        deadline = time.monotonic() + STEP_END_LIMIT_S
+        deadline = time.monotonic() + self._limits.step_end_s
         while self._step.exit_code() is None and time.monotonic() < deadline:
             if self._is_srun_stuck():
                 break
@@ -508,7 +513,7 @@ class Launcher:
 
     def _is_srun_stuck(self) -> bool:
         """True when it can only be waiting for nodes that are gone; Slurm ends what is left of them with the job."""
-        is_anyone_left = any(self._server.is_connected(name) for name in self._nodes)
+        is_anyone_left = any(self._server.is_connected(name) and name not in self._silent_since for name in self._nodes)
         has_lost_nodes = bool(self._silent_since) or any(n.connected_at is None for n in self._nodes.values())
         return has_lost_nodes and not is_anyone_left
 
@@ -593,7 +598,12 @@ def _integer(value: object) -> int:
 # ---------------------------------------------------------------- entry
 
 
-def main(argv: Sequence[str] | None = None, agent: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    agent: Sequence[str] = (sys.executable, "-m", "trainer.node"),
+    limits: Limits | None = None,
+) -> int:
     """Run one attempt on this job's nodes. `agent`: what stands for trainer.node, in tests."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) != 1:
@@ -615,7 +625,8 @@ def main(argv: Sequence[str] | None = None, agent: Sequence[str] | None = None) 
         own_address=find_own_address(nodes, own_node),
         job_id=int(job_id) if job_id.isdecimal() else 0,
         environment=os.environ,
-        agent=agent or (sys.executable, "-m", "trainer.node"),
+        agent=agent,
+        limits=limits or Limits(),
     )
     return launcher.run()
 

@@ -299,6 +299,7 @@ class NodeAgent:
         secret: str,
         environment: Mapping[str, str],
         runner_command: Callable[[Program], Sequence[str]] | None = None,
+        lost_after_s: float = LAUNCHER_LOST_S,
     ) -> None:
         self._spec = spec
         self._attempt_dir = attempt_dir
@@ -307,6 +308,7 @@ class NodeAgent:
         self._environment = training_environment(spec, attempt_dir.parent.parent, node, environment)
         self._program = choose_program(spec.command, sys.executable)
         self._runner_command = runner_command or (lambda program: (program.python, str(_RUNNER)))
+        self._lost_after_s = lost_after_s
         self._runner: Runner | None = None
         self._probe: ProbeRun | None = None
         self._state = "starting"
@@ -366,8 +368,8 @@ class NodeAgent:
                 return self._finish()
             self._look_at_checks()
             self._look_at_training()
-            if self._client.silent_s() > LAUNCHER_LOST_S:
-                self._end(EXIT_TERMINATED, f"the launcher was not heard for {LAUNCHER_LOST_S:g} s: ranks stopped")
+            if self._client.silent_s() > self._lost_after_s:
+                self._end(EXIT_TERMINATED, f"no word from the launcher for {self._lost_after_s:g} s: ranks stopped")
                 return self._finish()
             if self._ended is not None:
                 farewell_at = farewell_at or time.monotonic() + FAREWELL_LIMIT_S
@@ -478,6 +480,7 @@ class NodeAgent:
     def _end(self, code: int, reason: str) -> None:
         """Stop everything on this node and say so, once for each start of the training."""
         if self._ended is not None:
+            self._client.send(self._ended)
             return
         left = kill_descendants()
         self._is_training, self._runner = False, None
@@ -557,8 +560,9 @@ def find_node_name(environment: Mapping[str, str]) -> str:
 def main(
     argv: Sequence[str] | None = None,
     runner_command: Callable[[Program], Sequence[str]] | None = None,
+    lost_after_s: float = LAUNCHER_LOST_S,
 ) -> int:
-    """Run one node of an attempt. `runner_command`: what stands for torchrun, in tests."""
+    """Run one node of an attempt. `runner_command`: what stands for torchrun.py, in tests."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     secret = os.environ.pop(contract.ENV_LAUNCHER_SECRET, "")
     host, _, port = os.environ.pop(contract.ENV_LAUNCHER, "").rpartition(":")
@@ -580,6 +584,7 @@ def main(
         secret=secret,
         environment=os.environ,
         runner_command=runner_command,
+        lost_after_s=lost_after_s,
     )
     return agent.run()
 

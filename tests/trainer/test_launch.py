@@ -1,0 +1,328 @@
+"""The launcher and its node agents, run by a script in place of srun: how a step starts and how its end is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.contract import (
+    AttemptSpec,
+    ExitRecord,
+    LaunchReport,
+    NodeReport,
+    Outcome,
+    RunPaths,
+    parse,
+    write_json,
+)
+
+RIG = Path(__file__).with_name("launch_rig")
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 20.0
+
+SLEEP = """
+import os, pathlib, time
+pathlib.Path(os.environ['RIG_DIR'], 'up.' + os.environ['RANK']).touch()
+time.sleep(99)
+"""
+
+
+def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> bool:
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Attempt:
+    """One attempt that is launched on nodes n1, n2, ..."""
+
+    def __init__(self, directory: Path) -> None:
+        self.rig = directory
+        self.paths = RunPaths(directory / "run")
+        self.dir = self.paths.attempt_dir(1)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(
+        self, program: str, *, nodes: int, allocated: int | None = None, absent: str = "", path: str = "", **spec: Any
+    ) -> None:
+        script = self.rig / "train.py"
+        script.write_text(program)
+        write_json(
+            self.dir / "attempt.json",
+            AttemptSpec(run="r", attempt=1, command=(str(script),), nodes=nodes, beat_interval_s=0.1, **spec),
+        )
+        environment: Mapping[str, str] = {
+            **os.environ,
+            "PATH": path or f"{RIG}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "SLURM_JOB_NODELIST": f"n[1-{allocated or nodes}]",
+            "SLURM_JOB_ID": "7",
+            "SLURMD_NODENAME": "n1",
+            "RIG_DIR": str(self.rig),
+            "RIG_ABSENT": absent,
+        }
+        self.process = subprocess.Popen([sys.executable, str(RIG / "launch.py"), str(self.dir)], env=environment)
+
+    def end(self) -> ExitRecord:
+        assert self.process is not None
+        code = self.process.wait(DEADLINE_S)
+        record = parse(ExitRecord, self.paths.exit_record(1).read_bytes())
+        assert record.exit_code == code
+        return record
+
+    def report(self) -> LaunchReport | None:
+        try:
+            return parse(LaunchReport, self.paths.launch_report(1).read_bytes())
+        except FileNotFoundError:
+            return None
+
+    def silent(self) -> tuple[str, ...]:
+        report = self.report()
+        return report.silent if report else ()
+
+    def agent_pid(self, node: str) -> int:
+        return int((self.rig / f"{node}.pid").read_text())
+
+    def is_up(self, *ranks: int) -> bool:
+        return all((self.rig / f"up.{rank}").exists() for rank in ranks)
+
+    def processes(self) -> list[int]:
+        """Everything alive that this attempt's launcher or nodes started."""
+        marker = f"RIG_DIR={self.rig}".encode()
+        return [pid for pid in _all_pids() if marker in _environment_of(pid)]
+
+
+def _all_pids() -> list[int]:
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
+
+
+def _environment_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()  # a zombie's is empty
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Iterator[Attempt]:
+    attempt = Attempt(tmp_path)
+    yield attempt
+    (tmp_path / "end").touch()
+    for pid in attempt.processes():
+        os.kill(pid, signal.SIGKILL)
+    if attempt.process is not None:
+        attempt.process.wait(DEADLINE_S)
+
+
+def test_a_training_that_finishes_everywhere_ends_with_zero(attempt: Attempt) -> None:
+    attempt.start("", nodes=3)
+    record = attempt.end()
+    assert (record.exit_code, record.job_id) == (0, 7)
+    assert record.nodes == {"n1": 0, "n2": 0, "n3": 0}
+
+
+def test_ranks_follow_the_order_of_the_nodes(attempt: Attempt) -> None:
+    program = """
+import os, pathlib
+pathlib.Path(os.environ['RIG_DIR'], os.environ['RANK']).write_text(os.environ['SLURMD_NODENAME'])
+"""
+    attempt.start(program, nodes=3)
+    assert attempt.end().exit_code == 0
+    assert [(attempt.rig / str(rank)).read_text() for rank in range(3)] == ["n1", "n2", "n3"]
+
+
+def test_a_failing_worker_gives_the_job_its_exit_code_and_its_node(attempt: Attempt) -> None:
+    attempt.start("import os, time; os._exit(42) if os.environ['RANK'] == '1' else time.sleep(99)", nodes=2)
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (42, "n2")
+    assert "rank 1" in record.reason
+    assert parse(NodeReport, attempt.paths.node_report(1, "n2").read_bytes()).exit_code == 42
+
+
+@pytest.mark.parametrize("code", [75, 78, 93])
+def test_the_trainings_own_word_decides_the_exit_code(attempt: Attempt, code: int) -> None:
+    write_json(attempt.paths.outcome(1), Outcome(attempt=1, exit_code=code, message="said so"))
+    attempt.start("raise SystemExit(1)", nodes=1)
+    record = attempt.end()
+    assert (record.exit_code, record.reason) == (code, "said so")
+
+
+def test_the_word_of_another_attempt_does_not_count(attempt: Attempt) -> None:
+    write_json(attempt.paths.outcome(1), Outcome(attempt=2, exit_code=75))
+    attempt.start("raise SystemExit(3)", nodes=1)
+    assert attempt.end().exit_code == 3
+
+
+def checks(condition: str, detail: str = "full") -> tuple[str, ...]:
+    bad = f'[{{"check":"disk","ok":false,"detail":"{detail}"}}]'
+    return ("/bin/sh", "-c", f"if {condition}; then echo '{bad}'; else echo '[]'; fi")
+
+
+def test_a_node_that_fails_its_checks_is_replaced_by_a_spare(attempt: Attempt) -> None:
+    attempt.start("", nodes=2, allocated=3, start_checks=checks("test $SLURMD_NODENAME = n1"))
+    record = attempt.end()
+    assert (record.exit_code, record.nodes) == (0, {"n1": 76, "n2": 0, "n3": 0})
+    report = parse(NodeReport, attempt.paths.node_report(1, "n1").read_bytes())
+    assert [check.detail for check in report.checks] == ["full"]
+
+
+def test_a_spare_that_is_not_needed_does_not_train(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=1, allocated=2)
+    assert eventually(lambda: attempt.is_up(0))
+    assert eventually(lambda: (report := attempt.report()) and report.nodes["n2"].state == "spare")
+    assert not attempt.is_up(1)
+
+
+def test_too_few_healthy_nodes_end_the_attempt_and_name_the_bad_one(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2, start_checks=checks("test $SLURMD_NODENAME = n2"))
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (76, "n2")
+    assert "full" in record.reason
+    assert not attempt.is_up(0)
+
+
+@pytest.mark.parametrize("argv", [("/bin/sh", "-c", "sleep 9"), ("/bin/echo", "no JSON"), ("/no/such/program",)])
+def test_checks_that_cannot_tell_do_not_stop_the_training(attempt: Attempt, argv: tuple[str, ...]) -> None:
+    attempt.start("", nodes=1, start_checks=argv, start_checks_timeout_s=0.3)
+    assert attempt.end().exit_code == 0
+    report = parse(NodeReport, attempt.paths.node_report(1, "n1").read_bytes())
+    assert [check.ok for check in report.checks] == [None]
+
+
+def test_cancelling_leaves_no_process(attempt: Attempt) -> None:
+    escape = "import subprocess; subprocess.Popen(['setsid', 'sh', '-c', 'trap \"\" TERM; sleep 98 & sleep 99'])\n"
+    attempt.start(escape + SLEEP, nodes=2)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    assert attempt.process is not None
+    attempt.process.terminate()
+    assert eventually(lambda: attempt.process and attempt.process.poll() is not None, deadline_s=5)
+    assert attempt.end().exit_code == 143
+    assert eventually(lambda: not attempt.processes(), deadline_s=1)
+
+
+def test_a_frozen_node_is_reported_silent_and_named_when_nobody_acts(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
+    assert eventually(lambda: attempt.silent() == ("n2",), deadline_s=2)
+    record = attempt.end()
+    assert (record.exit_code, record.node, record.nodes["n2"]) == (77, "n2", None)
+
+
+def test_a_node_that_answers_again_is_not_silent(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
+    assert eventually(lambda: attempt.silent() == ("n2",))
+    os.kill(attempt.agent_pid("n2"), signal.SIGCONT)
+    assert eventually(lambda: attempt.silent() == ())
+
+
+def test_victims_of_a_silent_node_are_not_blamed(attempt: Attempt) -> None:
+    program = SLEEP.replace("time.sleep(99)", "time.sleep(99 if os.environ['RANK'] == '1' else 1); raise SystemExit(1)")
+    attempt.start(program, nodes=2, silent_after_s=2.0)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
+    record = attempt.end()
+    assert (record.exit_code, record.node, record.nodes["n1"]) == (77, "n2", 1)
+
+
+def test_a_killed_agent_is_named_with_what_srun_says_of_it(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    os.kill(attempt.agent_pid("n2"), signal.SIGKILL)
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (137, "n2")
+
+
+def test_a_node_without_its_launcher_stops_its_ranks(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    assert attempt.process is not None
+    attempt.process.kill()
+    assert eventually(lambda: not [pid for pid in attempt.processes() if _is_worker(pid)], deadline_s=5)
+
+
+def _is_worker(pid: int) -> bool:
+    return b"\0LOCAL_RANK=" in _environment_of(pid)
+
+
+def test_a_request_to_save_reaches_the_workers_only(attempt: Attempt) -> None:
+    program = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\n" + SLEEP
+    attempt.start(program, nodes=2)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    assert attempt.process is not None
+    attempt.process.send_signal(signal.SIGUSR1)
+    record = attempt.end()
+    assert (record.exit_code, record.nodes) == (75, {"n1": 75, "n2": 75})
+
+
+def test_workers_are_restarted_on_all_nodes_together_as_often_as_allowed(attempt: Attempt) -> None:
+    program = """
+import os, pathlib, time
+up = pathlib.Path(os.environ['RIG_DIR'], 'first.' + os.environ['RANK'])
+if not up.exists():
+    up.touch()
+    time.sleep(99) if os.environ['RANK'] == '0' else os._exit(9)
+"""
+    attempt.start(program, nodes=2, worker_restarts=1)
+    assert attempt.end().nodes == {"n1": 0, "n2": 0}
+
+
+def test_a_training_that_fails_once_too_often_is_not_restarted(attempt: Attempt) -> None:
+    attempt.start("raise SystemExit(9)", nodes=2, worker_restarts=1)
+    assert attempt.end().exit_code == 9
+
+
+def test_an_absent_node_is_replaced_by_a_spare(attempt: Attempt) -> None:
+    attempt.start("", nodes=2, allocated=3, absent="n2")
+    record = attempt.end()
+    assert (record.exit_code, record.nodes) == (0, {"n1": 0, "n2": None, "n3": 0})
+
+
+def test_an_absent_node_without_a_spare_is_named(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2, absent="n2")
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (77, "n2")
+
+
+def test_a_report_that_cannot_be_written_does_not_stop_the_training(attempt: Attempt) -> None:
+    attempt.paths.launch_report(1).mkdir(parents=True)
+    attempt.start("", nodes=1)
+    assert attempt.end().exit_code == 0
+
+
+def test_without_srun_the_reason_is_told(attempt: Attempt, tmp_path: Path) -> None:
+    attempt.start("", nodes=1, path=str(tmp_path))
+    record = attempt.end()
+    assert record.exit_code == 127
+    assert "srun" in record.reason
+
+
+def test_an_unreadable_specification_is_refused_with_its_reason(attempt: Attempt) -> None:
+    attempt.dir.mkdir(parents=True)
+    (attempt.dir / "attempt.json").write_text("{")
+    command = [sys.executable, "-m", "trainer.launch", str(attempt.dir)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 127
+    assert "not JSON" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_timing_lines_say_where_the_seconds_of_a_start_go(attempt: Attempt) -> None:
+    attempt.start("", nodes=2)
+    attempt.end()
+    text = (attempt.dir / "timing.jsonl").read_text()
+    for event in ("launch.started", "step.started", "node.connected", "checks.finished", "go.sent", "node.ended"):
+        assert f'"event": "{event}"' in text, event
