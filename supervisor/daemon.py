@@ -234,7 +234,6 @@ class Daemon:
                 uid=request.peer.uid,
                 reason=reply.get("message"),
             )
-        self._control.poll(0.0)  # lets the answers out
         return changed
 
     def stop(self) -> None:

@@ -166,7 +166,9 @@ class Observer:
 
     def _read_run(self, run: Run, last: Attempt | None, job: JobRecord | None) -> Fresh[RunView] | Stale:
         asked_at = self._clock.now()
-        number = last.number if last is not None else 0
+        if last is None:  # the folders are made with the first attempt: there is nothing to read yet
+            return Fresh(value=RunView(attempt=0), asked_at=asked_at)
+        number = last.number
         reader = self._owners.reader(run)
         try:
             view = reader.read(
@@ -176,7 +178,7 @@ class Observer:
                 is_final=job is not None and job.is_ended,
                 deadline_s=_READ_DEADLINE_S,
             )
-            if view.exit is not None and last is not None and not last.is_over:
+            if view.exit is not None and not last.is_over:
                 view = reader.read(run.name, run.spec.run_dir, number, is_final=True, deadline_s=_READ_DEADLINE_S)
         except RunDirUnreadable as error:
             since = self._stale_since.setdefault(run.name, asked_at)

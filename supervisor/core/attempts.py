@@ -30,6 +30,7 @@ from trainer import contract
 PROGRESS_STORE_EVERY_S = 5.0
 ABSENT_MARGIN_S = 10.0  # a job younger than this may be missing from an answer that was under way
 SIGTERM_EXIT = 143
+SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
 
 
@@ -40,10 +41,10 @@ class Ended:
     end: AttemptEnd
     detail: str
     nodes: tuple[str, ...] = ()  # the nodes that the evidence names
+    hint: str | None = None  # a node that is named without proof: kept in the story, not condemned
     evidence: tuple[str, ...] = ()
     exit_code: int | None = None
     is_curable: bool = True
-    blames_node: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,6 @@ _EXIT_ENDS: dict[int, AttemptEnd] = {
     contract.EXIT_RESUBMIT: AttemptEnd.SAVED,
     contract.EXIT_DO_NOT_RESTART: AttemptEnd.DO_NOT_RESTART,
     contract.EXIT_NODE_CHECK_FAILED: AttemptEnd.NODE_CHECK,
-    contract.EXIT_NODE_SILENT: AttemptEnd.NODE_SILENT,
     contract.EXIT_CHECKPOINT_REJECTED: AttemptEnd.CHECKPOINT_REJECTED,
 }
 
@@ -194,6 +194,8 @@ def _ended_by_launcher(sight: Sight) -> Ended | None:
     record = sight.view.exit if sight.view is not None else None
     if record is None or record.attempt != sight.attempt.number or record.exit_code == SIGTERM_EXIT:
         return None
+    if record.exit_code == contract.EXIT_NODE_SILENT:
+        return _given_up_by_launcher(sight, record)
     end = _EXIT_ENDS.get(record.exit_code)
     if end is not None:
         return Ended(
@@ -205,6 +207,30 @@ def _ended_by_launcher(sight: Sight) -> Ended | None:
             is_curable=end is not AttemptEnd.DO_NOT_RESTART,
         )
     return _crashed(sight, record.reason, exit_code=record.exit_code, node=record.node)
+
+
+def _given_up_by_launcher(sight: Sight, record: contract.ExitRecord) -> Ended | None:
+    """The launcher gave a silent node up. Heartbeats alone condemn nobody: a second sign is waited for, for a while."""
+    line = f"exit record: code {record.exit_code}: {record.reason}"
+    if sight.silent or sight.failed_by_slurm:
+        confirmed = (*sight.silent, *sight.failed_by_slurm)
+        return Ended(
+            end=AttemptEnd.NODE_SILENT,
+            detail="; ".join(s.evidence for s in confirmed),
+            nodes=tuple(s.node for s in confirmed),
+            evidence=_evidence(sight, line),
+            exit_code=record.exit_code,
+        )
+    launch = sight.view.launch if sight.view is not None else None
+    if launch is not None and launch.unchanged_s < SILENCE_WAIT_S:
+        return None
+    return Ended(
+        end=AttemptEnd.NODE_SILENT,
+        detail=record.reason,
+        hint=record.node,
+        evidence=(line, "its slurmd port answers, and Slurm calls it responding"),
+        exit_code=record.exit_code,
+    )
 
 
 def _named_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
@@ -239,15 +265,15 @@ def _crashed(sight: Sight, detail: str, *, exit_code: int | None, node: str | No
             exit_code=exit_code,
         )
     end = AttemptEnd.HOST_MEMORY if cause.kind == "host_memory" else AttemptEnd.CRASHED
-    named = cause.node or node
+    is_blamed = cause.blames_node and cause.node is not None
     return Ended(
         end=end,
         detail=cause.sentence,
-        nodes=(named,) if named else (),
+        nodes=(cause.node,) if is_blamed and cause.node else (),
+        hint=cause.node or node,
         evidence=(detail, *cause.evidence),
         exit_code=exit_code,
         is_curable=cause.is_curable,
-        blames_node=cause.blames_node,
     )
 
 

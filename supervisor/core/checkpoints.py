@@ -25,10 +25,12 @@ def fold_view(
     *,
     run: str,
     now: datetime,
+    unknown: Sequence[tuple[int, int]] = (),
 ) -> list[tuple[Checkpoint, str]]:
     """What a look at the checkpoint folders teaches: (checkpoint as it is now, why).
 
-    `attempts` are as the ledger has them: what an attempt publishes after it was declared over is fenced.
+    `attempts` are as the ledger has them: what an attempt publishes after it was declared over is fenced. Of `unknown`
+    ones (step, attempt) nothing is learnt, least of all that they are gone.
     """
     ended = {a.number: a.is_over for a in attempts}
     learnt = []
@@ -39,7 +41,7 @@ def fold_view(
             learnt += [first] if first else []
         else:
             learnt += _seen_again(before, view, now)
-    seen = {(v.step, v.attempt) for v in views}
+    seen = {(v.step, v.attempt) for v in views} | set(unknown)
     learnt += [
         (replace(c, state=CheckpointState.CORRUPT, detail="gone from disk"), "gone from disk")
         for key, c in known.items()

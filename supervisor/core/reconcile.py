@@ -43,7 +43,7 @@ from supervisor.model import (
 from trainer.contract import RunPaths
 
 _CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
-_VERIFY_AGAIN_S = 30.0
+_OWN_END_S = 10.0  # a job whose launcher has said how it ended gets this long to end by itself
 
 
 def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -> Plan:
@@ -184,7 +184,10 @@ def _learn_checkpoints(draft: Draft, run: Run) -> None:
     known = {c.key: c for c in draft.checkpoints(run.name)}
     # the ledger's attempts, not the draft's: what was published before this very look still counts
     ledger = draft.world.attempts.get(run.name, ())
-    for checkpoint, why in checkpoint_rules.fold_view(known, view.checkpoints, ledger, run=run.name, now=draft.now):
+    learnt = checkpoint_rules.fold_view(
+        known, view.checkpoints, ledger, run=run.name, now=draft.now, unknown=view.unknown_checkpoints
+    )
+    for checkpoint, why in learnt:
         _put_checkpoint(draft, checkpoint, why)
 
 
@@ -316,10 +319,9 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
     draft.put(over, ended.detail)
     if ended.end is AttemptEnd.CHECKPOINT_REJECTED:
         _count_load_failure(draft, sight)
-    if ended.end in _NODE_ENDS or ended.blames_node:
-        reasons = {s.node: s.evidence for s in (*sight.silent, *sight.failed_by_slurm)}
-        for node in ended.nodes:
-            _condemn(draft, node, reasons.get(node, f"{node}: {ended.detail}"), attempt.run, attempt.number)
+    reasons = {s.node: s.evidence for s in (*sight.silent, *sight.failed_by_slurm)}
+    for node in ended.nodes:
+        _condemn(draft, node, reasons.get(node, f"{node}: {ended.detail}"), attempt.run, attempt.number)
     if ended.end not in _NO_INTERRUPTION:
         draft.put(
             Interruption(
@@ -327,7 +329,7 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
                 attempt=attempt.number,
                 kind=ended.end.value,
                 cause=ended.detail,
-                node=ended.nodes[0] if ended.nodes else None,
+                node=ended.nodes[0] if ended.nodes else ended.hint,
                 is_planned=ended.end in PLANNED_ENDS,
                 detected_at=draft.now,
                 last_step=over.last_step,
@@ -341,7 +343,6 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
     draft.wake_within(0)
 
 
-_NODE_ENDS = frozenset({AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEnd.NODE_CHECK})
 _NO_INTERRUPTION = frozenset({AttemptEnd.FINISHED, AttemptEnd.STOPPED, AttemptEnd.REFUSED, AttemptEnd.LOST})
 
 
@@ -373,6 +374,8 @@ def _clear_jobs(draft: Draft, run: str) -> None:
             continue
         draft.ask_slurm()
         draft.wake_within(0.3)
+        if _ends_by_itself(draft, attempt):
+            continue
         is_paused = draft.world.is_paused and attempt.end is not AttemptEnd.STOPPED
         if not is_paused and not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt):
             draft.intend(
@@ -385,6 +388,13 @@ def _clear_jobs(draft: Draft, run: str) -> None:
                     job_id=attempt.job_id,
                 )
             )
+
+
+def _ends_by_itself(draft: Draft, attempt: Attempt) -> bool:
+    """The launcher has written its exit record: the job is about to end under its own exit code."""
+    if attempt.exit_code is None or attempt.over_at is None:
+        return False
+    return (draft.now - attempt.over_at).total_seconds() < _OWN_END_S
 
 
 def _is_gone(draft: Draft, attempt: Attempt) -> bool:

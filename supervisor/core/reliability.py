@@ -90,9 +90,9 @@ def _bisect(falls: Callable[[float], float], low: float, high: float) -> float:
 # ---------------------------------------------------------------- what a run has got out of its time
 
 
-def running_s(attempts: Sequence[Attempt], now: datetime) -> float:
-    """Seconds that the run's jobs have run, over all attempts."""
-    return math.fsum(_ran_s(attempt, now) for attempt in attempts)
+def running_s(attempts: Sequence[Attempt], now: datetime, *, since: datetime | None = None) -> float:
+    """Seconds that the jobs of these attempts have run (since an instant), over all attempts."""
+    return math.fsum(_ran_s(attempt, now, since) for attempt in attempts)
 
 
 def run_mtbf(attempts: Sequence[Attempt], interruptions: Sequence[Interruption], now: datetime) -> Mtbf | None:
@@ -124,10 +124,11 @@ def _resumed_from(attempt: Attempt, attempts: Sequence[Attempt]) -> int | None:
     return min((o.resume_step for o in later if o.stepped_at is not None or o.number == newest), default=None)
 
 
-def _ran_s(attempt: Attempt, now: datetime) -> float:
+def _ran_s(attempt: Attempt, now: datetime, since: datetime | None) -> float:
     if attempt.started_at is None:
         return 0.0
-    return max(0.0, ((attempt.over_at or now) - attempt.started_at).total_seconds())
+    start = attempt.started_at if since is None else max(since, attempt.started_at)
+    return max(0.0, ((attempt.over_at or now) - start).total_seconds())
 
 
 def _productive_s(attempt: Attempt, resumed_from: int | None, now: datetime) -> float:
