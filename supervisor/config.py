@@ -314,7 +314,6 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
     yield from _command_problems(spec.command)
     for key, path in (("root", spec.root), ("workdir", spec.workdir)):
         yield has_control(str(path)), f"{key}: control characters are not allowed"
-    yield "%" in str(spec.root), f"root {spec.root}: Slurm expands % in the names of log files; use another folder"
     yield from _nodes_problems(spec)
     yield from _slurm_problems(spec)
     checkpoint, restart = spec.checkpoint, spec.restart

@@ -107,7 +107,6 @@ def test_an_unknown_key_like_no_other_is_refused_with_the_known_ones() -> None:
         (GOOD.replace('["train.py",', '["torchrun", "train.py",'), "torchrun itself"),
         (GOOD.replace("/shared/runs", "~/runs"), "write the path in full"),
         (GOOD.replace("/shared/runs", "$SCRATCH/runs"), "write the path in full"),
-        (GOOD.replace("/shared/runs", "/shared/%j"), "Slurm expands %"),
         (GOOD.replace("/shared/runs", "/shared/a\\nb"), "control characters"),
         (GOOD.replace('"/shared/runs"', "3"), "root: a path is expected"),
         (GOOD + "[checkpoint]\nkeep_last = 1\n", "[checkpoint] keep_last must be at least 2"),

@@ -129,6 +129,11 @@ def test_queued_time_is_not_observed_time() -> None:
     assert running_s(attempts, at(9000)) == 3600
 
 
+def test_running_time_can_be_counted_from_an_instant_on() -> None:
+    attempts = [attempt(1, submitted=0, started=0, over=1000), attempt(2, submitted=1000, started=1000)]
+    assert running_s(attempts, at(1600), since=at(900)) == 700
+
+
 def test_planned_ends_do_not_count_against_a_run() -> None:
     attempts = [attempt(1, submitted=0, started=0, over=3600), attempt(2, submitted=3600, started=3600)]
     mtbf = run_mtbf(attempts, [interruption(1), interruption(1, planned=True)], at(7200))

@@ -1,0 +1,57 @@
+"""Commands that ask the daemon to change a run, or the whole service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from supervisor.cli.options import config_option, dry_run_option, json_option
+from supervisor.config import Settings
+from supervisor.control import ask
+from supervisor.reports.table import render_json
+
+
+@click.command()
+@click.argument("run")
+@dry_run_option
+@json_option
+@config_option
+def stop(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
+    """End RUN: its job is cancelled, its checkpoints stay, nothing is resubmitted."""
+    _ask(settings, {"verb": "stop", "run": run, "dry_run": dry_run}, as_json=as_json)
+
+
+@click.command()
+@click.argument("run", required=False)
+@dry_run_option
+@json_option
+@config_option
+def pause(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings) -> None:
+    """Let RUN's job go on, but start nothing new for it. Without RUN: pause the whole service."""
+    _ask(settings, {"verb": "pause", "run": run, "dry_run": dry_run}, as_json=as_json)
+
+
+@click.command()
+@click.argument("run", required=False)
+@dry_run_option
+@json_option
+@config_option
+def resume(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings) -> None:
+    """Undo `supervisor pause` of RUN, or without RUN of the whole service."""
+    _ask(settings, {"verb": "resume", "run": run, "dry_run": dry_run}, as_json=as_json)
+
+
+@click.command()
+@click.argument("run")
+@dry_run_option
+@json_option
+@config_option
+def release(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
+    """Start a held or stopped RUN again: what failed before no longer counts against it."""
+    _ask(settings, {"verb": "release", "run": run, "dry_run": dry_run}, as_json=as_json)
+
+
+def _ask(settings: Settings, request: dict[str, Any], *, as_json: bool) -> None:
+    reply = ask(settings.control.socket, request)
+    click.echo(render_json(reply) if as_json else str(reply.get("message", "done")))

@@ -1,0 +1,104 @@
+"""`supervisor doctor`: what is installed, what answers, and what is in the way."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+import click
+
+from slurm.errors import SlurmError
+from supervisor.cli.main import EXIT_FAILED
+from supervisor.cli.nodes import slurm_client
+from supervisor.cli.options import config_option, fetch_liveness, json_option
+from supervisor.config import Settings
+from supervisor.ledger import LedgerError
+from supervisor.reports.table import Table, print_table, render_json
+from supervisor.store import Store
+
+_SLURM_TIMEOUT_S = 5.0
+_PACKAGES = ("slurm", "supervisor", "trainer")
+_DISTRIBUTIONS = ("slurm-supervisor", "click", "msgspec", "sqlite-utils", "structlog", "submitit", "torch", "pyslurm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. `ok` None: told, not judged."""
+
+    what: str
+    ok: bool | None
+    detail: str
+
+
+@click.command()
+@json_option
+@config_option
+def doctor(*, as_json: bool, settings: Settings) -> int:
+    """What is installed, which files were imported, and whether Slurm, the ledger and the daemon answer.
+
+    Exit code 1 when something that the service needs is missing.
+    """
+    findings = (*_read_installation(), *(look(settings) for look in _LOOKS))
+    is_ok = all(finding.ok is not False for finding in findings)
+    if as_json:
+        checks = [{"what": f.what, "ok": f.ok, "detail": f.detail} for f in findings]
+        click.echo(render_json({"ok": is_ok, "checks": checks}))
+    else:
+        words = {True: "ok", False: "FAILED", None: ""}
+        print_table(
+            Table(columns=("what", "", "detail"), rows=tuple((f.what, words[f.ok], f.detail) for f in findings))
+        )
+    return 0 if is_ok else EXIT_FAILED
+
+
+def _read_installation() -> tuple[Finding, ...]:
+    python = Finding(what="python", ok=None, detail=f"{platform.python_version()} {sys.executable}")
+    return (python, *(_read_package(name) for name in _PACKAGES), *(_read_version(name) for name in _DISTRIBUTIONS))
+
+
+def _read_package(name: str) -> Finding:
+    """Other projects on PyPI are called supervisor and trainer: which files did we get?"""
+    folder = os.path.dirname(importlib.import_module(name).__file__ or "")  # noqa: PTH120 - text, not a path to open
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+    is_ours = os.path.dirname(folder) == ours  # noqa: PTH120
+    return Finding(what=f"package {name}", ok=is_ours, detail=folder + ("" if is_ours else ": NOT this project's"))
+
+
+def _read_version(name: str) -> Finding:
+    try:
+        return Finding(what=name, ok=None, detail=metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding(what=name, ok=None, detail="not installed")
+
+
+def _look_at_slurm(settings: Settings) -> Finding:
+    try:
+        facts = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S).fetch_cluster()
+    except SlurmError as error:
+        return Finding(what="slurm", ok=False, detail=" ".join(str(error).split()))
+    accounting = "with accounting" if facts.has_accounting else "without accounting"
+    return Finding(what="slurm", ok=True, detail=f"{facts.version}, cluster {facts.cluster}, {accounting}")
+
+
+def _look_at_ledger(settings: Settings) -> Finding:
+    try:
+        with Store.open_readonly(settings.ledger.path) as store:
+            damage = store.find_damage()
+            count = len(store.load_runs())
+    except LedgerError as error:
+        return Finding(what="ledger", ok=False, detail=str(error))
+    return Finding(what="ledger", ok=damage is None, detail=damage or f"{settings.ledger.path}, {count} runs")
+
+
+def _look_at_daemon(settings: Settings) -> Finding:
+    liveness = fetch_liveness(settings)
+    detail = f"answers at {settings.control.socket}" if liveness.is_answering else liveness.why
+    return Finding(what="daemon", ok=liveness.is_answering, detail=detail)
+
+
+_LOOKS: tuple[Callable[[Settings], Finding], ...] = (_look_at_slurm, _look_at_ledger, _look_at_daemon)

@@ -1,0 +1,73 @@
+"""Options and readings that several commands share."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from supervisor.config import Settings, load_settings
+from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
+from supervisor.reports.status import Liveness
+
+PING_TIMEOUT_S = 0.5
+
+config_option = click.option(
+    "--config",
+    "settings",
+    type=click.Path(path_type=Path),
+    callback=lambda _, __, value: load_settings(value, os.environ),
+    help="The service's configuration; default: $SUPERVISOR_CONFIG, /etc/supervisor/supervisor.toml, or built-in.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Check everything and say what would happen; do nothing.")
+
+
+def now() -> datetime:
+    """The wall clock, UTC."""
+    return datetime.now(UTC)
+
+
+def fetch_liveness(settings: Settings) -> Liveness:
+    """Whether the daemon answers, within half a second."""
+    try:
+        ask(settings.control.socket, {"verb": "ping"}, timeout_s=PING_TIMEOUT_S)
+    except DaemonSilent as error:
+        return Liveness(is_there=True, is_answering=False, why=str(error))
+    except DaemonDown as error:
+        return Liveness(is_there=False, is_answering=False, why=str(error))
+    except Refused as error:  # "busy": it is there, and said so
+        return Liveness(is_there=True, is_answering=True, why=error.message)
+    return Liveness(is_there=True, is_answering=True)
+
+
+def parse_since(text: str, at: datetime) -> datetime | None:
+    """The instant that a span back from `at` (12h, 7d, 30min) or a date (UTC unless it says) means; None: neither."""
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    unit = text[len(digits) :]
+    try:
+        if unit in _UNITS_S:
+            return at - timedelta(seconds=float(digits) * _UNITS_S[unit])
+        date = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        return None
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+_UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _since(_: click.Context, __: click.Parameter, value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    at = parse_since(value, now())
+    if at is None:
+        raise click.BadParameter(f'"{value}" is no span (12h, 7d, 30min) and no date (2026-01-31, 2026-01-31T12:00)')
+    return at
+
+
+since_option = click.option(
+    "--since", callback=_since, metavar="WHEN", help="Only what was noticed since then: 12h, 7d, or 2026-01-31."
+)

@@ -1,0 +1,139 @@
+"""`supervisor history`: every interruption with its cause, cost and evidence, and what follows from them. Read-only."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from supervisor.core.reliability import Mtbf, estimate_mtbf, running_s
+from supervisor.model import Attempt, Interruption
+from supervisor.reports.status import mtbf_words
+from supervisor.reports.table import Table, duration, instant, number, one_line
+from supervisor.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Interruptions of a window, and the running time that they are measured against."""
+
+    interruptions: tuple[Interruption, ...]
+    observed_s: float
+    since: datetime | None
+
+    @property
+    def unplanned(self) -> tuple[Interruption, ...]:
+        return tuple(interruption for interruption in self.interruptions if not interruption.is_planned)
+
+    @property
+    def mtbf(self) -> Mtbf | None:
+        """Over the window; None when nothing ran in it."""
+        return estimate_mtbf(self.observed_s, len(self.unplanned)) if self.observed_s > 0 else None
+
+
+def read_history(store: Store, now: datetime, *, name: str | None = None, since: datetime | None = None) -> History:
+    """Interruptions of one run or of all, noticed at `since` or later."""
+    with store.reading():
+        names = [run.name for run in store.load_runs()] if name is None else [name]
+        attempts: list[Attempt] = [attempt for run in names for attempt in store.load_attempts(run)]
+        return History(
+            interruptions=store.load_interruptions(name, since),
+            observed_s=running_s(attempts, now, since=since),
+            since=since,
+        )
+
+
+def history_as_json(history: History) -> dict[str, Any]:
+    """The report of `supervisor history --json`."""
+    return {
+        "interruptions": [_as_json(interruption) for interruption in history.interruptions],
+        "summary": _summary_as_json(history),
+    }
+
+
+def _as_json(interruption: Interruption) -> dict[str, Any]:
+    return {
+        "run": interruption.run,
+        "attempt": interruption.attempt,
+        "kind": interruption.kind,
+        "cause": interruption.cause,
+        "node": interruption.node,
+        "planned": interruption.is_planned,
+        "injected_at": None,  # known only to whoever broke it on purpose
+        "detected_at": interruption.detected_at,
+        "resumed_at": interruption.resumed_at,
+        "recovery_s": interruption.recovery_s,
+        "last_step": interruption.last_step,
+        "resume_step": interruption.resume_step,
+        "lost_steps": interruption.lost_steps,
+        "evidence": list(interruption.evidence),
+    }
+
+
+def _summary_as_json(history: History) -> dict[str, Any]:
+    mtbf = history.mtbf
+    recoveries = _recoveries_s(history.unplanned)
+    return {
+        "since": history.since,
+        "interruptions": len(history.unplanned),
+        "planned": len(history.interruptions) - len(history.unplanned),
+        "by_kind": dict(Counter(interruption.kind for interruption in history.unplanned)),
+        "by_node": dict(Counter(i.node for i in history.unplanned if i.node)),
+        "observed_h": history.observed_s / 3600,
+        "mtbf_h": mtbf.mtbf_h if mtbf else None,
+        "mtbf_low_h": mtbf.low_h if mtbf else None,
+        "mtbf_high_h": mtbf.high_h if mtbf else None,
+        "recovery_median_s": statistics.median(recoveries) if recoveries else None,
+        "recovery_max_s": max(recoveries, default=None),
+        "lost_steps": sum(interruption.lost_steps or 0 for interruption in history.unplanned),
+        "not_resumed": sum(1 for interruption in history.unplanned if interruption.resumed_at is None),
+    }
+
+
+def _recoveries_s(interruptions: Sequence[Interruption]) -> list[float]:
+    return [i.recovery_s for i in interruptions if i.recovery_s is not None]
+
+
+# ---------------------------------------------------------------- for people
+
+_COLUMNS = ("detected (UTC)", "run", "attempt", "kind", "node", "recovery", "lost steps", "cause")
+
+
+def history_table(history: History) -> Table:
+    """One line per interruption, oldest first."""
+    return Table(
+        columns=_COLUMNS,
+        rows=tuple(_row(interruption) for interruption in history.interruptions),
+        numeric=frozenset({"attempt", "lost steps", "recovery"}),
+    )
+
+
+def _row(interruption: Interruption) -> tuple[str, ...]:
+    return (
+        instant(interruption.detected_at),
+        interruption.run,
+        str(interruption.attempt),
+        f"{interruption.kind} (planned)" if interruption.is_planned else interruption.kind,
+        interruption.node or "-",
+        duration(interruption.recovery_s),
+        number(interruption.lost_steps),
+        one_line(interruption.cause),
+    )
+
+
+def summary_line(history: History) -> str:
+    """What the interruptions come to."""
+    if not history.unplanned:
+        return (
+            f"no unplanned interruption in {duration(history.observed_s)} of running; MTBF {mtbf_words(history.mtbf)}"
+        )
+    recoveries = _recoveries_s(history.unplanned)
+    median = f", recovered in {duration(statistics.median(recoveries))} (median)" if recoveries else ""
+    lost = sum(interruption.lost_steps or 0 for interruption in history.unplanned)
+    return (
+        f"{len(history.unplanned)} unplanned in {duration(history.observed_s)} of running: MTBF "
+        f"{mtbf_words(history.mtbf)}{median}, {lost} steps done again"
+    )

@@ -1,0 +1,264 @@
+"""`supervisor status`: what each run is doing now, and whether the daemon is there. Read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from supervisor.core.reliability import Mtbf, ettr, run_mtbf
+from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
+from supervisor.reports.table import Table, duration, instant, number, one_line
+from supervisor.store import DaemonRow, Store
+
+BUSY_S = 30.0  # a daemon that takes connections and showed a sign of life this lately is busy, not frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Liveness:
+    """What the control socket says of the daemon."""
+
+    is_there: bool  # something takes connections
+    is_answering: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """One run now."""
+
+    run: Run
+    state: str
+    attempt: Attempt | None
+    step: int | None
+    verified_step: int | None
+    interruptions: int  # unplanned
+    mtbf: Mtbf | None
+    ettr: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The daemon and the runs, read at one instant."""
+
+    now: datetime
+    liveness: Liveness
+    daemon: DaemonRow | None
+    is_paused: bool
+    runs: tuple[RunStatus, ...]
+
+
+def read_status(store: Store, liveness: Liveness, now: datetime, *, name: str | None = None) -> Status:
+    """All runs, or the one of that name (none of it known: no runs), as the ledger has them."""
+    with store.reading():
+        runs = store.load_runs() if name is None else tuple(run for run in (store.load_run(name),) if run)
+        return Status(
+            now=now,
+            liveness=liveness,
+            daemon=store.load_daemon(),
+            is_paused=store.load_world(now).is_paused,
+            runs=tuple(_read_run(store, run, now) for run in runs),
+        )
+
+
+def _read_run(store: Store, run: Run, now: datetime) -> RunStatus:
+    attempts = store.load_attempts(run.name)
+    interruptions = store.load_interruptions(run.name)
+    return judge_run(run, attempts, store.load_checkpoints(run.name), interruptions, now)
+
+
+def judge_run(
+    run: Run,
+    attempts: Sequence[Attempt],
+    checkpoints: Sequence[Checkpoint],
+    interruptions: Sequence[Interruption],
+    now: datetime,
+) -> RunStatus:
+    """One run's status from its records."""
+    last = max(attempts, key=lambda a: a.number, default=None)
+    return RunStatus(
+        run=run,
+        state=state_word(run, last),
+        attempt=last,
+        step=_step(last),
+        verified_step=max((c.step for c in checkpoints if c.state is CheckpointState.VERIFIED), default=None),
+        interruptions=sum(1 for interruption in interruptions if not interruption.is_planned),
+        mtbf=run_mtbf(attempts, interruptions, now),
+        ettr=ettr(attempts, now),
+    )
+
+
+def state_word(run: Run, last: Attempt | None) -> str:
+    """What a run is doing, in one word; `last` is its newest attempt.
+
+    pending, starting, running, recovering, waiting (too few nodes), paused, held, stopping, stopped or finished.
+    """
+    if run.state is not RunState.ACTIVE:
+        return str(run.state)
+    if run.is_paused:
+        return "paused"
+    is_first = last is None or last.number == 1
+    if last is None or last.is_over:
+        if run.reason.startswith("waiting"):
+            return "waiting"
+        return "pending" if last is None else "recovering"
+    if last.state is not AttemptState.RUNNING:
+        return "pending" if is_first else "recovering"
+    if last.stepped_at is None:
+        return "starting" if is_first else "recovering"
+    return "running"
+
+
+def _step(last: Attempt | None) -> int | None:
+    if last is None:
+        return None
+    return last.last_step if last.last_step is not None else last.resume_step or None
+
+
+# ---------------------------------------------------------------- as JSON
+
+
+def status_as_json(status: Status) -> dict[str, Any]:
+    """The report of `supervisor status --json`."""
+    return {"daemon": _daemon_as_json(status), "runs": [_run_as_json(run) for run in status.runs]}
+
+
+def is_running(status: Status) -> bool:
+    """True when the daemon answers, or holds its socket and showed a sign of life just now (busy)."""
+    if status.liveness.is_answering:
+        return True
+    age_s = _age_s(status)
+    return status.liveness.is_there and age_s is not None and age_s < BUSY_S
+
+
+def _age_s(status: Status) -> float | None:
+    return (status.now - status.daemon.cycle_at).total_seconds() if status.daemon else None
+
+
+def _daemon_as_json(status: Status) -> dict[str, Any]:
+    row, running = status.daemon, is_running(status)
+    return {
+        "running": running,
+        "answering": status.liveness.is_answering,
+        "why": status.liveness.why or None,
+        "pid": row.pid if row and running else None,
+        "host": row.host if row else None,
+        "version": row.version if row else None,
+        "started_at": row.started_at if row and running else None,
+        "cycle_at": row.cycle_at if row else None,
+        "paused": status.is_paused,
+        "slurm": _slurm_word(status),
+        "summary": row.summary if row else None,
+    }
+
+
+def _slurm_word(status: Status) -> str:
+    if status.daemon is None or not is_running(status):
+        return "unknown"
+    return "not answering" if "does not answer" in status.daemon.summary else "answering"
+
+
+def _run_as_json(status: RunStatus) -> dict[str, Any]:
+    run, last, mtbf = status.run, status.attempt, status.mtbf
+    return {
+        "run": run.name,
+        "state": status.state,
+        "paused": run.is_paused,
+        "attempt": last.number if last else None,
+        "job_id": last.job_id if last else None,
+        "nodes": list(last.nodes) if last else [],
+        "phase": last.phase or None if last else None,
+        "step": status.step,
+        "final_step": run.final_step,
+        "verified_step": status.verified_step,
+        "interruptions": status.interruptions,
+        "mtbf_h": mtbf.mtbf_h if mtbf else None,
+        "mtbf_low_h": mtbf.low_h if mtbf else None,
+        "mtbf_high_h": mtbf.high_h if mtbf else None,
+        "observed_h": mtbf.observed_h if mtbf else None,
+        "ettr": status.ettr,
+        "reason": run.reason or None,
+        "owner_uid": run.owner_uid,
+        "run_dir": str(run.spec.run_dir),
+        "submitted_at": run.created_at,
+        "changed_at": run.changed_at,
+        "progress_at": last.progress_at if last else None,
+        "end": str(last.end) if last and last.end else None,
+    }
+
+
+# ---------------------------------------------------------------- for people
+
+_COLUMNS = ("run", "state", "attempt", "job", "nodes", "step", "verified", "interruptions", "mtbf", "ettr", "reason")
+
+
+def daemon_line(status: Status) -> str:
+    """One line about the daemon."""
+    row, age_s = status.daemon, _age_s(status)
+    seen = f"last sign of life {duration(age_s)} ago" if age_s is not None else "it has never run here"
+    if status.liveness.is_answering:
+        who = f"pid {row.pid}, since {instant(row.started_at)} UTC" if row else "starting"
+        paused = "; PAUSED: nothing is submitted, cancelled or drained" if status.is_paused else ""
+        slurm = f"; {row.summary}" if row and _slurm_word(status) == "not answering" else ""
+        return f"daemon: running ({who}){slurm}{paused}"
+    if status.liveness.is_there:
+        word = "busy" if is_running(status) else "NOT ANSWERING, frozen?"
+        return f"daemon: {word} ({seen}): {status.liveness.why}"
+    return f"daemon: NOT RUNNING ({seen}); what follows is what it last knew. {status.liveness.why}"
+
+
+def status_table(status: Status) -> Table:
+    """One line per run."""
+    return Table(
+        columns=_COLUMNS,
+        rows=tuple(_row(run) for run in status.runs),
+        numeric=frozenset({"attempt", "job", "step", "verified", "interruptions", "ettr"}),
+    )
+
+
+def _row(status: RunStatus) -> tuple[str, ...]:
+    last = status.attempt
+    return (
+        status.run.name,
+        status.state,
+        str(last.number) if last else "-",
+        str(last.job_id) if last and last.job_id is not None else "-",
+        fold(last.nodes) if last and last.nodes else "-",
+        _steps(status),
+        number(status.verified_step),
+        str(status.interruptions),
+        mtbf_words(status.mtbf),
+        number(status.ettr, 3),
+        one_line(_reason(status)),
+    )
+
+
+def _steps(status: RunStatus) -> str:
+    final = f"/{status.run.final_step}" if status.run.final_step is not None else ""
+    return f"{number(status.step)}{final}"
+
+
+def _reason(status: RunStatus) -> str:
+    last = status.attempt
+    if status.run.reason:
+        return status.run.reason
+    return f"{last.end}: {last.end_detail}" if last and last.is_over and last.end else ""
+
+
+def mtbf_words(mtbf: Mtbf | None) -> str:
+    """MTBF with its interval; a lower bound while nothing has failed."""
+    if mtbf is None:
+        return "-"
+    if mtbf.mtbf_h is None:
+        return f"> {mtbf.low_h:.2g} h"
+    return f"{mtbf.mtbf_h:.2g} h ({mtbf.low_h:.2g} to {mtbf.high_h:.2g})"
+
+
+def fold(nodes: Sequence[str]) -> str:
+    """Node names as Slurm writes them: n[1-3]."""
+    if len(nodes) <= 2:
+        return ",".join(nodes)
+    from slurm.hostlist import fold_nodes
+
+    return fold_nodes(tuple(nodes))
