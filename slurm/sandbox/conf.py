@@ -94,6 +94,28 @@ def _accounting_lines(spec: SandboxSpec) -> list[str]:
     ]
 
 
+def render_slurmdbd_conf(spec: SandboxSpec, *, database: str, password: str) -> str:
+    """slurmdbd.conf of the sandbox; it holds a password."""
+    lines = [
+        "AuthType=auth/none",
+        f"DbdHost={spec.head_host}",
+        f"DbdAddr={spec.head_address}",
+        f"DbdPort={spec.dbd_port}",
+        f"SlurmUser={spec.user}",
+        f"LogFile={spec.log('slurmdbd')}",
+        f"PidFile={spec.root}/run/slurmdbd.pid",
+        "DebugLevel=info",
+        "StorageType=accounting_storage/mysql",
+        "StorageHost=127.0.0.1",
+        f"StoragePort={spec.database_port}",
+        "StorageUser=slurm",
+        f"StoragePass={password}",
+        f"StorageLoc={database}",
+        *(["CommunicationParameters=NoInAddrAny"] if spec.is_local_only else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _node_lines(spec: SandboxSpec) -> list[str]:
     gres = f" Gres=gpu:{spec.gpus_per_node}" if spec.gpus_per_node else ""
     return [

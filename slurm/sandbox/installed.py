@@ -15,7 +15,7 @@ from slurm.sandbox.spec import SandboxUnavailable
 _SYSTEM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _SLURM_TOOLS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo", "squeue", "scancel")
 _SLURM_PACKAGES = "slurmctld slurmd slurm-client slurm-wlm-basic-plugins"
-_ACCOUNTING_PACKAGES = "slurmdbd slurm-wlm-mysql-plugin mariadb-server"
+_ACCOUNTING_PACKAGES = "slurmdbd slurm-wlm-mysql-plugin mariadb-server-core mariadb-client-core"
 _NAMESPACE_TOOLS = ("unshare", "nsenter", "ip", "mount")
 _CGROUP_DISABLED_SINCE = (24, 5)
 _PROBE_TIMEOUT_S = 10

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slurm.sandbox.accounting import Accounting
 from slurm.sandbox.conf import RESOLV_CONF, render_cgroup_conf, render_gres_conf, render_hosts, render_slurm_conf
 from slurm.sandbox.installed import find_tool, read_slurm_shape, search_path
 from slurm.sandbox.network import Switch
@@ -36,11 +37,11 @@ from slurm.sandbox.processes import (
 )
 from slurm.sandbox.registry import remove_entry, write_entry
 from slurm.sandbox.spec import SCRATCH_BYTES, SHM_BYTES, SandboxError, SandboxSpec, read_spec
+from slurm.sandbox.wire import accepts, read_tail
 
 READY_DEADLINE_S = 30.0
 _STOP_CONTROLLER_S = 10.0
 _REQUEST_TIMEOUT_S = 5.0
-_TAIL_BYTES = 1500
 
 
 def keeper_argv(spec: SandboxSpec) -> list[str]:
@@ -80,6 +81,7 @@ class Keeper:
         self._env = {"PATH": search_path(), "SLURM_CONF": str(spec.conf), "LC_ALL": "C.UTF-8", "HOME": "/"}
         self._switch: Switch | None = None
         self._controller: subprocess.Popen[bytes] | None = None
+        self._accounting: Accounting | None = None
         self._nodes: dict[str, subprocess.Popen[str]] = {}
         self._stopping = False
         self._cold_start_s = 0.0
@@ -100,6 +102,9 @@ class Keeper:
         if self._spec.mode == "isolated":
             self._switch = Switch(self._spec)
             self._switch.connect_head()
+        if self._spec.accounting:
+            self._accounting = Accounting(self._spec, env=self._env, on_head=self._on_head)
+            self._accounting.start()
         self._start_controller()
         self._await_holders(names)
         self._await_controller()
@@ -140,7 +145,7 @@ class Keeper:
             stdout = self._nodes[name].stdout
             readable = stdout is not None and select.select([stdout], [], [], READY_DEADLINE_S)[0]
             if not readable or stdout is None or stdout.readline() != "up\n":
-                raise SandboxError(f"node {name} did not come up: {_tail(self._spec.log(f'{name}-holder'))}")
+                raise SandboxError(f"node {name} did not come up: {read_tail(self._spec.log(f'{name}-holder'))}")
         if self._switch is not None:
             self._switch.connect({name: self._nodes[name].pid for name in names})
 
@@ -153,7 +158,7 @@ class Keeper:
     def _start_controller(self) -> None:
         with self._spec.log("slurmctld-console").open("ab") as log:
             self._controller = subprocess.Popen(
-                self._controller_argv(),
+                self._on_head([find_tool("slurmctld") or "slurmctld", "-D"]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -163,18 +168,17 @@ class Keeper:
                 preexec_fn=die_with_parent,  # noqa: PLW1509  (one thread)
             )
 
-    def _controller_argv(self) -> list[str]:
-        argv = [find_tool("slurmctld") or "slurmctld", "-D"]
+    def _on_head(self, argv: list[str]) -> list[str]:
         if self._spec.mode == "loopback":
             return argv
-        # A host name of its own, which resolves to its own address: slurmctld listens there and nowhere else.
+        # A host name of its own, which resolves to its own address: daemons listen there and nowhere else.
         script = f'hostname head && mount --bind {shlex.quote(str(self._spec.root / "hosts"))} /etc/hosts && exec "$@"'
         unshare = find_tool("unshare") or "unshare"
         return [unshare, "--uts", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *argv]
 
     def _await_controller(self) -> None:
         address = (self._spec.head_address, self._spec.controller_port)
-        self._await(lambda: _accepts(address), "slurmctld does not answer")
+        self._await(lambda: accepts(address), "slurmctld does not answer")
 
     def _await_idle(self, names: set[str]) -> None:
         try:
@@ -182,10 +186,9 @@ class Keeper:
         except SandboxError:
             if self._controller is None or self._controller.poll() is not None:
                 raise
-            late = sorted(names - self._read_idle())
-            raise SandboxError(
-                f"{', '.join(late)} not idle within {READY_DEADLINE_S:g} s: {_tail(self._spec.log(f'{late[0]}-console'))}"
-            ) from None
+            late = sorted(names - self._read_idle()) or sorted(names)
+            log = read_tail(self._spec.log(f"{late[0]}-console"))
+            raise SandboxError(f"{', '.join(late)} not idle within {READY_DEADLINE_S:g} s: {log}") from None
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
         def settled() -> bool:
@@ -194,7 +197,7 @@ class Keeper:
 
         if not await_true(settled, deadline_s=READY_DEADLINE_S, every_s=0.05) or not condition():
             # What slurmctld says before it has opened its log is only on its console.
-            raise SandboxError(f"{what}: {_tail(self._spec.log('slurmctld-console'))}")
+            raise SandboxError(f"{what}: {read_tail(self._spec.log('slurmctld-console'))}")
 
     def _read_idle(self) -> set[str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -355,6 +358,8 @@ class Keeper:
             kill_below(self._controller.pid)  # slurmctld has a helper process
             self._controller.kill()
             self._controller.wait(timeout=READY_DEADLINE_S)
+        if self._accounting is not None:
+            self._accounting.stop()
         if self._switch is not None:
             self._switch.remove()
         self._listener.close()
@@ -412,26 +417,11 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _accepts(address: tuple[str, int]) -> bool:
-    try:
-        socket.create_connection(address, timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def _close_pipes(process: subprocess.Popen[str]) -> None:
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
-
-
-def _tail(path: Path) -> str:
-    try:
-        return path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip() or f"{path} is empty"
-    except OSError as error:
-        return str(error)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from slurm.sandbox.accounting import remove_database
 from slurm.sandbox.network import remove_link
 from slurm.sandbox.processes import is_alive, kill_below, read_stat, send
 from slurm.sandbox.spec import SandboxError, SandboxSpec, parse_spec, registry_dir, render_spec
@@ -48,6 +49,7 @@ def sweep_leftovers() -> tuple[str, ...]:
         if not is_alive(pid, started):
             _kill_survivors(spec)
             remove_link(spec.head_link)
+            remove_database(spec)
             remove_entry(spec)
             swept.append(spec.directory)
     return tuple(swept)

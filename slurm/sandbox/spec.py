@@ -79,6 +79,11 @@ class SandboxSpec:
         return self.root / "scratch"
 
     @property
+    def database(self) -> Path:
+        """The database's files; not in the directory, which the account that runs it may not be able to enter."""
+        return Path(tempfile.gettempdir()) / f"slurm-sandbox-database-{self.sandbox_id}"
+
+    @property
     def socket(self) -> Path:
         """Where the keeper listens; not in the directory, whose path may be longer than a socket's name can be."""
         return registry_dir() / f"{self.sandbox_id}.sock"
