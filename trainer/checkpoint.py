@@ -240,7 +240,7 @@ class Checkpointer:
         try:
             if self._on_rank_0(lambda: self._prepare(path)):
                 return replace(result, is_complete=True, is_verified=True)
-            self._agree(lambda: _await_visible(path))
+            self._agree(lambda: await_visible(path))
             self._write_shards(staged, path)
             files = [file for part in self._agree(lambda: _seal(path, self._rank)) for file in part]
             self._on_rank_0(lambda: write_json(path / MANIFEST_NAME, self._manifest(result.step, samples, files)))
@@ -403,14 +403,15 @@ def _portable(found: bytes | CheckpointRejected | OSError | None) -> Any:
     return found
 
 
-def _await_visible(path: Path) -> None:
-    deadline = time.monotonic() + VISIBLE_WITHIN_S
+def await_visible(path: Path, *, within_s: float = VISIBLE_WITHIN_S) -> None:
+    """Return as soon as this node sees a folder that rank 0 made; raises FileNotFoundError saying what is needed."""
+    deadline = time.monotonic() + within_s
     while True:
         try:
             with os.scandir(path):  # asks the server; a cached "no such folder" may answer a stat
                 return
         except FileNotFoundError:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise FileNotFoundError(
                     f"{path} was made by rank 0 and is not seen here: checkpoints need a file system that all "
                     "nodes share"

@@ -1,0 +1,167 @@
+"""The reference training, in real processes: interrupted, damaged and resized runs end like an undisturbed one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.folders import flip_byte
+from tests.trainer.ranks import Ranks, await_true, start, train
+from trainer.contract import MANIFEST_NAME, AttemptSpec, Outcome, Progress, RunPaths, attempt_environment, parse
+from trainer.data import ByteWindows, SampleOrder, read_text
+from trainer.history import audit_samples, loss_path, read_history, read_step_log
+from trainer.tiers import find_checkpoints
+
+pytestmark = pytest.mark.torch
+
+STEPS = 24
+SMALL = (f"--steps={STEPS}", "--width=32", "--heads=2", "--layers=2", "--seq-len=32", "--warmup=5", "--log-every=1")
+ORDER = SampleOrder(size=len(ByteWindows(text=read_text(), length=32)), seed=1)
+
+
+def _resume(run_dir: Path, attempt: int, resume_from: Path | None = None) -> dict[str, str]:
+    """The environment that a service would give to an attempt."""
+    spec = AttemptSpec(
+        run="gpt",
+        attempt=attempt,
+        command=(),
+        nodes=1,
+        resume_from=str(resume_from or ""),
+        checkpoint_every_s=0,
+    )
+    return attempt_environment(spec, run_dir)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a training on two ranks that nothing disturbed."""
+    run_dir = tmp_path_factory.mktemp("undisturbed")
+    assert train(run_dir, 2, SMALL, _resume(run_dir, 1)) == [0, 0]
+    return run_dir
+
+
+def _largest_difference(history: Mapping[int, float], undisturbed: Path) -> float:
+    expected = read_history(undisturbed, 1).losses
+    assert sorted(history) == sorted(expected) == list(range(1, STEPS + 1))
+    return max(abs(history[step] - loss) / abs(loss) for step, loss in expected.items())
+
+
+def _weights(path: Path) -> dict[str, list[float]]:
+    """The model of a checkpoint, put together from its shards."""
+    from tests.trainer.states import read_model
+
+    return read_model(path)
+
+
+def test_a_run_that_loses_and_gains_ranks_ends_like_an_undisturbed_one(tmp_path: Path, undisturbed: Path) -> None:
+    paths = RunPaths(tmp_path)
+    assert train(tmp_path, 2, (*SMALL, "--stop-after=8"), _resume(tmp_path, 1)) == [75] * 2
+    assert train(tmp_path, 3, (*SMALL, "--stop-after=16"), _resume(tmp_path, 2, paths.checkpoint(8, 1))) == [75] * 3
+    assert train(tmp_path, 2, SMALL, _resume(tmp_path, 3, paths.checkpoint(16, 2))) == [0] * 2
+
+    history = read_history(tmp_path, 3)
+    assert _largest_difference(history.losses, undisturbed) < 1e-3
+    assert audit_samples(history.samples, ORDER, 12).is_clean
+    ours = _weights(paths.checkpoint(STEPS, 3))
+    for name, expected in _weights(RunPaths(undisturbed).checkpoint(STEPS, 1)).items():
+        assert ours[name] == pytest.approx(expected, rel=1e-3, abs=1e-4), name
+
+
+def test_a_killed_run_resumed_on_as_many_ranks_has_the_same_losses(tmp_path: Path, undisturbed: Path) -> None:
+    paths = RunPaths(tmp_path)
+    ranks = start(tmp_path, 2, (*SMALL, "--save-every-steps=6", "--step-sleep=0.05"), _resume(tmp_path, 1))
+    await_true(lambda: any(f.step == 12 and f.is_verified for f in find_checkpoints(paths.checkpoints())))
+    ranks.kill()
+    assert train(tmp_path, 2, SMALL, _resume(tmp_path, 2, paths.checkpoint(12, 1))) == [0, 0]
+
+    history = read_history(tmp_path, 2)
+    assert _largest_difference(history.losses, undisturbed) < 1e-5
+    assert audit_samples(history.samples, ORDER, 12).is_clean
+    assert set(history.attempts.values()) == {1, 2}
+
+
+def test_workers_restarted_in_place_walk_past_a_damaged_checkpoint_of_their_own(
+    tmp_path: Path, undisturbed: Path
+) -> None:
+    paths = RunPaths(tmp_path)
+    environment = _resume(tmp_path, 1)
+    assert train(tmp_path, 2, (*SMALL, "--save-every-steps=5", "--stop-after=13"), environment) == [75, 75]
+    flip_byte(paths.checkpoint(13, 1) / "__1_0.distcp")
+    ranks = start(tmp_path, 2, SMALL, environment)
+    assert ranks.wait() == [0, 0]
+    assert "__1_0.distcp does not match its checksum" in ranks.text()
+    assert [r.step for r in read_step_log(loss_path(tmp_path, 1))] == [*range(1, 14), *range(11, STEPS + 1)]
+    assert _largest_difference(read_history(tmp_path, 1).losses, undisturbed) < 1e-5
+
+
+def test_a_damaged_checkpoint_to_resume_from_is_reported_with_code_78(tmp_path: Path, undisturbed: Path) -> None:
+    given = RunPaths(undisturbed).checkpoint(STEPS, 1)
+    damaged = tmp_path / "checkpoints" / given.name
+    damaged.mkdir(parents=True)
+    for entry in given.iterdir():
+        (damaged / entry.name).write_bytes(entry.read_bytes())
+    flip_byte(damaged / "__1_0.distcp", offset=5000)
+    assert train(tmp_path, 2, SMALL, _resume(tmp_path, 2, damaged)) == [78, 78]
+    outcome = parse(Outcome, RunPaths(tmp_path).outcome(2).read_bytes())
+    assert (outcome.exit_code, outcome.checkpoint) == (78, str(damaged))
+    assert read_step_log(loss_path(tmp_path, 2)) == []
+
+
+def test_a_signal_to_one_rank_makes_all_of_them_save_and_exit(tmp_path: Path) -> None:
+    ranks = start(tmp_path, 2, ("--steps=100000", *SMALL[1:], "--step-sleep=0.02"), _resume(tmp_path, 1))
+    await_true(lambda: loss_path(tmp_path, 1).exists() or _ended(ranks))
+    ranks.signal(1, signal.SIGUSR1)
+    assert ranks.wait() == [75, 75]
+    outcome = parse(Outcome, RunPaths(tmp_path).outcome(1).read_bytes())
+    assert outcome.exit_code == 75
+    last = read_step_log(loss_path(tmp_path, 1))[-1].step
+    assert [(f.step, f.is_verified) for f in find_checkpoints(tmp_path / "checkpoints")] == [(last, True)]
+
+
+def test_a_kill_in_the_middle_of_a_save_leaves_no_manifest(tmp_path: Path) -> None:
+    large = ("--steps=9", "--save-every-steps=1", "--width=768", "--layers=3", "--seq-len=8", "--global-batch=1")
+    ranks = start(tmp_path, 1, large, _resume(tmp_path, 1))
+    path = RunPaths(tmp_path).checkpoint(1, 1)
+    await_true(lambda: _size(path / "__0_0.distcp") > 0 or _ended(ranks))
+    ranks.kill()
+    assert _size(path / "__0_0.distcp") > 0
+    assert not (path / MANIFEST_NAME).exists()
+    assert not any(f.is_complete for f in find_checkpoints(path.parent))
+
+
+def test_a_batch_that_cannot_be_split_is_not_restarted(tmp_path: Path) -> None:
+    assert train(tmp_path, 2, (*SMALL, "--global-batch=5"), _resume(tmp_path, 1)) == [93, 93]
+    outcome = parse(Outcome, RunPaths(tmp_path).outcome(1).read_bytes())
+    assert "5 does not split evenly over 2 ranks" in outcome.message
+
+
+def test_it_publishes_its_progress(undisturbed: Path) -> None:
+    progress = parse(Progress, RunPaths(undisturbed).progress(1).read_bytes())
+    assert (progress.step, progress.final_step, progress.phase) == (STEPS, STEPS, "end")
+    assert progress.samples == STEPS * 12
+    assert progress.limit_s is not None
+
+
+def test_alone_and_without_a_run_directory_it_just_trains(tmp_path: Path) -> None:
+    ranks = start(tmp_path, 1, ("--steps=3", *SMALL[1:]))
+    assert ranks.wait() == [0]
+    assert "finished at step 3" in ranks.text()
+
+
+def test_without_a_service_it_resumes_from_its_own_run_directory(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = (*SMALL, f"--run-dir={run_dir}")
+    assert train(tmp_path, 1, (*arguments, "--stop-after=4")) == [75]
+    assert train(tmp_path, 1, (*arguments, "--stop-after=7")) == [75]
+    assert set(read_history(run_dir, 2).losses) == set(range(1, 8))
+
+
+def _ended(ranks: Ranks) -> bool:
+    return any(process.exitcode is not None for process in ranks.processes)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
