@@ -109,7 +109,7 @@ def test_a_batch_script_killed_by_signal_9_shows_the_signal() -> None:
 
 def test_a_completing_job_hides_its_state_and_has_ended() -> None:
     job = squeue_jobs()[13]
-    assert (job.state, job.raw_state, job.flags) == (None, "COMPLETING", {JobFlag.COMPLETING})
+    assert (job.state, job.raw_state, job.flags) == (None, "COMPLETING", frozenset({JobFlag.COMPLETING}))
     assert job.is_ended
     assert not job.is_live
 
@@ -273,7 +273,7 @@ def test_times_are_read_in_the_zone_they_were_printed_in() -> None:
 
 def test_nodes_are_read_with_base_state_flags_and_place() -> None:
     lost = nodes()["n4"]
-    assert (lost.base, lost.flags) == (NodeBase.DOWN, {"NOT_RESPONDING"})
+    assert (lost.base, lost.flags) == (NodeBase.DOWN, frozenset({"NOT_RESPONDING"}))
     assert (lost.address, lost.host_name, lost.port, lost.cpus) == ("127.0.0.1", "head", 27924, 8)
     assert nodes()["n1"].partitions == ("main", "other")
 
@@ -286,7 +286,7 @@ def test_the_reason_is_given_apart_from_who_set_it() -> None:
 
 def test_words_in_a_reason_of_several_lines_are_not_taken_for_fields() -> None:
     node = nodes()["n2"]
-    assert (node.base, node.flags) == (NodeBase.MIXED, {"DRAIN"})
+    assert (node.base, node.flags) == (NodeBase.MIXED, frozenset({"DRAIN"}))
     assert node.reason.startswith("bad disk")
     assert "rack 7" not in node.reason
 
@@ -476,7 +476,19 @@ def test_a_cluster_without_accounting_is_recognised(storage: str) -> None:
 # ---------------------------------------------------------------- garbage
 
 _WORDS = st.sampled_from(
-    ["State=", "NodeName=", "Reason=", " [root@2026-03-02T08:00:00]", "\n", "+", "*", "RUNNING", FIELD_SEPARATOR, row_end(MARK), sacct_delimiter(MARK), "[", "]", "-", ",", "1", "n", "2026-03-02T08:00:00", "0001-01-01T00:00:00"]
+    [
+        "State=",
+        "NodeName=",
+        "Reason=",
+        " [root@2026-03-02T08:00:00]",
+        "RUNNING",
+        "2026-03-02T08:00:00",
+        "0001-01-01T00:00:00",
+        FIELD_SEPARATOR,
+        row_end(MARK),
+        sacct_delimiter(MARK),
+        *"\n+*[]-,1n",
+    ]
 )
 _GARBAGE = st.one_of(st.text(), st.lists(st.one_of(_WORDS, st.text(max_size=3))).map("".join))
 
