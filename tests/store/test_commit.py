@@ -127,6 +127,12 @@ def test_an_empty_plan_writes_nothing(store: Store, path: Path) -> None:
     assert (path.read_bytes(), wal.read_bytes(), store._connection.total_changes) == before
 
 
+def test_an_empty_plan_does_not_wait_for_another_writer(store: Store, path: Path) -> None:
+    with Store.open(path, now=NOW) as other, other._writing():
+        store._db.execute("PRAGMA busy_timeout=20")
+        assert store.commit(Plan(), NOW) == ()
+
+
 def test_a_change_of_what_is_wanted_of_a_run_is_kept_with_its_reason(store: Store) -> None:
     stored = store.add_run(run(), NOW)
     held = replace(stored, state=RunState.HELD)
@@ -302,14 +308,16 @@ def test_limits_keep_the_newest_and_put_it_last(store: Store) -> None:
 
 
 def test_pruning_removes_old_lines_and_keeps_what_rates_are_computed_from(store: Store) -> None:
-    old = NOW - timedelta(days=40)
+    old, young = NOW - timedelta(days=40), NOW - timedelta(days=20)
     check = CheckRow(node="n1", at=old, result=CheckResult(check="disk", ok=False))
     past = replace(interruption(), detected_at=old)
-    store.commit(plan(run(), attempt(state=OVER), past, event(at=old), event(), check, intents=(intent(),)), old)
+    store.commit(
+        plan(run(), attempt(state=OVER), past, event(at=old), event(at=young), check, intents=(intent(),)), old
+    )
     done, still_open = store.commit(plan(intents=(intent("open"),)), old)
     store.settle(done, IntentState.DONE, "", old)
     store.record_request(0, "old", old)
     assert store.prune_history(NOW, keep_days=30) == 4
     assert store.load_interruptions() == (past,)
-    assert store.load_node_events() == (event(),)
+    assert store.load_node_events() == (event(at=young),)
     assert store.load_intents() == (still_open,)

@@ -141,8 +141,8 @@ def test_a_reader_does_not_migrate(path: Path) -> None:
 
 _MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-40 22 0:40 / /home rw shared:2 - nfs4 filer:/home rw,vers=4.2
 41 40 8:2 / /home/local rw - xfs /dev/sdb1 rw
+40 22 0:40 / /home rw shared:2 - nfs4 filer:/home rw,vers=4.2
 42 22 0:42 / /scratch rw - lustre mds@tcp:/scratch rw
 43 22 0:43 / /with\\040space rw - beegfs beegfs_nodev rw
 44 22 0:44 / /sshfs rw - fuse.sshfs login: rw
@@ -206,6 +206,14 @@ def damage_by_zeros(path: Path) -> None:
         stream.write(b"\0" * (size - 4096))
 
 
+def damage_of_one_page(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'attempts'").fetchone()[0]
+    with path.open("r+b") as stream:
+        stream.seek((page - 1) * 4096 + 8)
+        stream.write(b"\x5a" * 2000)
+
+
 def damage_by_truncation(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -223,13 +231,14 @@ def loss(path: Path) -> None:
     path.unlink()
 
 
-FAULTS = [damage_by_zeros, damage_by_truncation, damage_by_emptying, damage_of_the_header, loss]
+FAULTS = [damage_by_zeros, damage_of_one_page, damage_by_truncation, damage_by_emptying, damage_of_the_header, loss]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_damaged_ledger_is_moved_aside_and_its_newest_backup_restored(path: Path, fault: object) -> None:
     assert callable(fault)
     with Store.open(path, now=NOW) as store:
+        store.backup_beside(NOW - DAY)
         store.commit(plan(run(), attempt()), NOW)
         store.backup_beside(NOW)
         store.commit(plan(run("late")), NOW)
@@ -248,7 +257,8 @@ def test_a_damaged_ledger_is_moved_aside_and_its_newest_backup_restored(path: Pa
 @pytest.mark.parametrize("fault", FAULTS[:-1])
 def test_a_damaged_ledger_without_a_backup_is_never_replaced_by_a_blank_one(path: Path, fault: object) -> None:
     assert callable(fault)
-    Store.open(path, now=NOW).close()
+    with Store.open(path, now=NOW) as store:
+        store.commit(plan(run(), attempt()), NOW)
     fault(path)
     before = path.read_bytes()
     for day in range(2):  # a restart must not find a blank slate either

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import signal
@@ -100,8 +101,16 @@ def acquire_by(deadline: float, path: Path) -> None:
             return
 
 
-def test_a_lock_file_that_was_replaced_in_between_is_not_mistaken_for_the_held_one(path: Path) -> None:
-    with acquire(path, NOW) as lock:
-        lock.path.unlink()
-        with acquire(path, NOW) as second:
-            assert second.path.exists()
+def test_a_lock_file_replaced_between_its_opening_and_its_locking_is_not_the_one_that_is_held(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def replace_first(fd: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        lock_path(path).unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_first)
+    with acquire(path, NOW), pytest.raises(AlreadyRunning):
+        acquire(path, NOW)
