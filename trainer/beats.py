@@ -311,6 +311,9 @@ class BeatClient:
         self._stopping.set()
         self._wake_up()
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():  # one that hangs in a send still uses them
+            self._wake.close()
+            self._waker.close()
 
     def _wake_up(self) -> None:
         with contextlib.suppress(BlockingIOError):  # full of wake-ups: it will wake

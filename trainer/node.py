@@ -31,6 +31,7 @@ from trainer.descendants import has_children, kill_descendants, set_process_ties
 
 LAUNCHER_LOST_S = 10.0  # without a word from the launcher for this long a node stops its ranks
 LOG_TAIL_BYTES = 64 * 1024
+NCCL_TAIL_BYTES = 4096  # of each process
 CONSOLE_TAIL_BYTES = 4096  # of a failing worker's error output, repeated in the job's log
 FAREWELL_LIMIT_S = 10.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -209,6 +210,11 @@ def find_worker_log(log_dir: Path, local_rank: int) -> Path | None:
     return max(logs, key=lambda path: path.stat().st_mtime, default=None)
 
 
+def read_nccl_warnings(log_dir: Path) -> str:
+    """The ends of the logs that NCCL kept for the processes of this node; usually nothing."""
+    return "".join(read_tail(path, NCCL_TAIL_BYTES) for path in sorted(log_dir.glob("nccl.*.log")))
+
+
 class ProbeRun:
     """The node probes, run under a deadline. A probe that does not answer is unknown, never a failure."""
 
@@ -221,25 +227,36 @@ class ProbeRun:
         command = [sys.executable if argv[0] in _PYTHONS else argv[0], *argv[1:]]
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=self._output, env=dict(environment)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                env=dict(environment),
+                start_new_session=True,
             )
         except OSError as error:
             self._refusal = f"the checks could not be started: {error}"
 
     def poll(self) -> tuple[CheckResult, ...] | None:
-        """The results, or None while there are none yet."""
-        if self._process is None:
+        """The results, or None while there are none yet; not to be asked again afterwards."""
+        process = self._process
+        if process is not None and process.poll() is None and time.monotonic() < self._deadline:
+            return None
+        with self._output:
+            return self._judge(process)
+
+    def _judge(self, process: subprocess.Popen[bytes] | None) -> tuple[CheckResult, ...]:
+        if process is None:
             return _unknown(self._refusal)
-        if self._process.poll() is None:
-            if time.monotonic() < self._deadline:
-                return None
-            self._process.kill()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+                process.wait(0.5)
             return _unknown(f"no answer within {self._limit_s:g} s")
         self._output.seek(0)
         try:
             return parse_checks(self._output.read(1024 * 1024))
         except ContractError as error:
-            return _unknown(f"exit code {self._process.returncode}: {error}")
+            return _unknown(f"exit code {process.returncode}: {error}")
 
 
 def _unknown(detail: str) -> tuple[CheckResult, ...]:
@@ -507,6 +524,7 @@ class NodeAgent:
         local_rank = self._failure.get("local_rank")
         log = find_worker_log(self._log_dir, local_rank if isinstance(local_rank, int) else 0)
         tail = read_tail(log, LOG_TAIL_BYTES) if log else ""
+        tail = (read_nccl_warnings(self._log_dir) + tail)[-LOG_TAIL_BYTES:]
         if self._failure and tail:
             print(f"{self._node}: end of {log}:\n{tail[-CONSOLE_TAIL_BYTES:]}", file=sys.stderr, flush=True)
         return tail

@@ -1,0 +1,57 @@
+"""What Slurm says of nodes and tasks, and how the step is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.step import expand_nodelist, find_blamed_node, parse_node_addr, parse_srun_line, srun_command
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("", ()),
+        ("n1", ("n1",)),
+        ("n1,login", ("n1", "login")),
+        ("n[1-3,07],login", ("n1", "n2", "n3", "n07", "login")),
+        ("n[08-11]", ("n08", "n09", "n10", "n11")),
+        ("r[1-2]c[1-2]", ("r1c1", "r1c2", "r2c1", "r2c2")),
+        ("gpu-a[1]-ib", ("gpu-a1-ib",)),
+    ],
+)
+def test_a_node_list_is_read_without_scontrol(text: str, nodes: tuple[str, ...]) -> None:
+    assert expand_nodelist(text) == nodes
+
+
+def test_the_address_is_read_from_one_line_of_scontrol() -> None:
+    line = "NodeName=n2 Arch=x86_64 CoresPerSocket=1 NodeAddr=10.77.0.2 NodeHostName=n2 Version=22.05.8"
+    assert parse_node_addr(line) == "10.77.0.2"
+    assert parse_node_addr("") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "ends"),
+    [
+        ("srun: error: n2: task 1: Killed", [("n2", 137)]),
+        ("srun: error: n[1-2]: tasks 0-1: Exited with exit code 76", [("n1", 76), ("n2", 76)]),
+        ("srun: error: n1: tasks 0,2: Segmentation fault (core dumped)", [("n1", 139)]),
+        ("srun: error: n3: task 2: Out Of Memory", [("n3", 137)]),
+        ("srun: error: Unable to create step for job 3: Invalid node name specified", []),
+        ("[rank0]: srun: error: n2: task 1: Killed", []),
+        ("", []),
+    ],
+)
+def test_ends_of_agents_are_read_from_sruns_error_lines(line: str, ends: list[tuple[str, int]]) -> None:
+    assert [(end.node, end.exit_code) for end in parse_srun_line(line)] == ends
+
+
+def test_a_node_on_which_the_step_could_not_be_launched_is_named() -> None:
+    lines = ["srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure"]
+    assert find_blamed_node(lines, ["n1", "n2"]) == "n2"
+    assert find_blamed_node(lines, ["n1"]) is None
+
+
+def test_the_step_has_one_agent_on_each_node_and_reads_no_input() -> None:
+    command = srun_command(["n1", "n2"], ["python", "-m", "trainer.node", "dir"])
+    assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n2", "--input=none", "--overlap"} <= set(command)
+    assert command[-4:] == ["python", "-m", "trainer.node", "dir"]

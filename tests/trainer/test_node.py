@@ -1,0 +1,188 @@
+"""What a node makes of its orders: torchrun's arguments, the environment, probes, processes and logs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.beats import ChannelError
+from trainer.contract import AttemptSpec, CheckResult, ContractError
+from trainer.descendants import choose_descendants, read_parents
+from trainer.node import (
+    Place,
+    ProbeRun,
+    choose_program,
+    find_interface,
+    find_worker_log,
+    hold_port,
+    is_listening,
+    main,
+    parse_checks,
+    parse_place,
+    read_tail,
+    threads_per_process,
+    torchrun_arguments,
+    training_environment,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def spec(*command: str, **values: object) -> AttemptSpec:
+    return AttemptSpec(run="r", attempt=3, command=command or ("train.py",), nodes=2, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "python", "arguments"),
+    [
+        (("train.py", "--lr", "1"), "/ours", ("train.py", "--lr", "1")),
+        (("-m", "pkg.train"), "/ours", ("-m", "pkg.train")),
+        (("python", "train.py"), "/ours", ("train.py",)),
+        (("python3", "-m", "pkg"), "/ours", ("-m", "pkg")),
+        (("/env/bin/python", "train.py"), "/env/bin/python", ("train.py",)),
+        (("/env/bin/python3.12", "-m", "pkg"), "/env/bin/python3.12", ("-m", "pkg")),
+        (("python", "-u", "train.py"), "/ours", ("--no-python", "python", "-u", "train.py")),
+        (("bash", "train.sh"), "/ours", ("--no-python", "bash", "train.sh")),
+        (("python-like.py",), "/ours", ("python-like.py",)),
+    ],
+)
+def test_a_command_becomes_torchruns_program(command: tuple[str, ...], python: str, arguments: tuple[str, ...]) -> None:
+    program = choose_program(command, "/ours")
+    assert (program.python, program.arguments) == (python, arguments)
+
+
+def arguments(rank: int) -> list[str]:
+    place = Place(rank=rank, nodes=2, master_addr="10.0.0.1", master_port=29999, rdzv_id="7.3.0")
+    program = choose_program(("train.py", "--max-restarts=5"), "/ours")
+    return torchrun_arguments(spec(procs_per_node=4), program, place, log_dir="/logs", local_addr="10.0.0.2")
+
+
+def test_torchrun_gets_its_place_and_the_program_last() -> None:
+    found = arguments(1)
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=4", "--master-port=29999"} <= set(found)
+    assert found[-2:] == ["train.py", "--max-restarts=5"]
+
+
+def test_only_the_first_node_speaks_into_the_jobs_log() -> None:
+    assert "--tee=0:3" in arguments(0)
+    assert not any(argument.startswith("--tee") for argument in arguments(1))
+
+
+@pytest.mark.parametrize(
+    "message", [{}, {"rank": "x"}, {"rank": 0, "nodes": 1, "master_addr": "a", "master_port": None}]
+)
+def test_a_go_without_a_place_is_an_error(message: dict[str, object]) -> None:
+    with pytest.raises(ChannelError):
+        parse_place({"type": "go", **message})
+
+
+def environment(given: dict[str, str], **values: object) -> dict[str, str]:
+    return training_environment(spec(**values), Path("/run"), "n1", given)
+
+
+def test_the_training_sees_the_contract_and_not_the_secret() -> None:
+    found = environment({"SUPERVISOR_LAUNCHER_SECRET": "s", "SUPERVISOR_LAUNCHER": "h:1", "HOME": "/h"})
+    assert (found["SUPERVISOR_ATTEMPT"], found["SUPERVISOR_RUN_DIR"], found["HOME"]) == ("3", "/run", "/h")
+    assert "SUPERVISOR_LAUNCHER_SECRET" not in found
+    assert "SUPERVISOR_LAUNCHER" not in found
+
+
+def test_the_run_file_wins_over_what_is_given_and_both_over_ours() -> None:
+    found = environment({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "9"}, environment={"OMP_NUM_THREADS": "2"})
+    assert (found["NCCL_DEBUG"], found["OMP_NUM_THREADS"]) == ("INFO", "2")
+
+
+def test_evidence_of_each_node_has_its_own_folder() -> None:
+    assert environment({})["TORCH_FR_DUMP_TEMP_FILE"].startswith("/run/attempts/3/logs/n1/")
+
+
+def test_processes_share_the_cpus_that_slurm_gave() -> None:
+    assert threads_per_process({"SLURM_CPUS_ON_NODE": "96"}, 8) == 12
+    assert threads_per_process({"SLURM_CPUS_ON_NODE": "1"}, 8) == 1
+    assert threads_per_process({}, 1) == len(os.sched_getaffinity(0))
+
+
+def test_checks_are_read_from_what_the_probes_print() -> None:
+    found = parse_checks(b'[{"check":"disk","ok":false,"value":3,"limit":5.5}]')
+    assert found == (CheckResult(check="disk", ok=False, value=3.0, limit=5.5),)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'[{"check":"disk"}]', b'[{"check":1,"ok":true}]', b"[" * 9999])
+def test_anything_else_that_probes_print_is_an_error(data: bytes) -> None:
+    with pytest.raises(ContractError):
+        parse_checks(data)
+
+
+def test_a_probe_is_polled_without_waiting_for_it() -> None:
+    probe = ProbeRun(("/bin/sh", "-c", "exec sleep 5"), limit_s=0.2, environment={})
+    assert probe.poll() is None
+    stop = time.monotonic() + 5
+    while (results := probe.poll()) is None and time.monotonic() < stop:
+        time.sleep(0.01)
+    assert results is not None
+    assert results[0].ok is None
+
+
+def test_the_address_leads_to_its_interface() -> None:
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("203.0.113.9") == ""
+
+
+def test_a_held_port_is_closed_until_somebody_listens_on_it() -> None:
+    with hold_port() as held:
+        assert not is_listening("127.0.0.1", held.getsockname()[1])
+
+
+def test_descendants_are_found_through_every_generation() -> None:
+    assert choose_descendants({2: 1, 3: 2, 4: 3, 9: 8}, 1) == [2, 3, 4]
+    assert read_parents()[os.getpid()] == os.getppid()
+
+
+def test_nothing_survives_also_when_it_hides_in_a_session_of_its_own() -> None:
+    program = """
+import subprocess, time
+from trainer.descendants import kill_descendants, read_parents, set_process_ties
+set_process_ties()
+subprocess.run(["sh", "-c", "setsid sh -c 'trap \\"\\" TERM HUP; sleep 97 & sleep 97' &"])
+while list(read_parents().values()).count(__import__("os").getpid()) == 0:
+    time.sleep(0.01)
+assert kill_descendants() == []
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=20)
+    assert not any(b"sleep\x0097" in _command_line(pid) for pid in read_parents())
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_end_of_a_log_is_read_and_a_missing_one_is_empty(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 100 + b"\xffend")
+    assert read_tail(log, 4) == "\ufffdend"
+    assert read_tail(tmp_path / "none", 4) == ""
+
+
+def test_the_newest_error_log_of_a_rank_is_found(tmp_path: Path) -> None:
+    for at, name in ((1, "7.1.0_a"), (2, "7.1.1_b")):
+        log = tmp_path / name / "attempt_0" / "1" / "stderr.log"
+        log.parent.mkdir(parents=True)
+        log.touch()
+        os.utime(log, (at, at))
+    found = find_worker_log(tmp_path, 1)
+    assert found is not None
+    assert "7.1.1_b" in str(found)
+    assert find_worker_log(tmp_path, 0) is None
+
+
+def test_a_node_without_a_launcher_says_who_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["/nowhere"]) == 127
+    assert "trainer.launch" in capsys.readouterr().err
