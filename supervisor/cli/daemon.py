@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import click
+import structlog
 
+from supervisor.cli.main import EXIT_DEFECT, judge_error
 from supervisor.cli.options import config_option
 from supervisor.config import Settings
 from supervisor.logs import LEVELS, configure_logs
@@ -19,9 +21,14 @@ from supervisor.logs import LEVELS, configure_logs
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="Least level to log.")
 def daemon(*, settings: Settings, once: bool, dry_run: bool, observe_only: bool, log_level: str) -> int:
     """Run the service until SIGTERM. Jobs go on without it; the next start adopts them."""
-    from supervisor.daemon import run_daemon
-
     configure_logs(level=log_level)
     if observe_only:
         settings = dataclasses.replace(settings, observe_only=True)
-    return run_daemon(settings, once=once, dry_run=dry_run)
+    try:
+        from supervisor.daemon import run_daemon
+
+        return run_daemon(settings, once=once, dry_run=dry_run)
+    except Exception as error:
+        if judge_error(error)[0] == EXIT_DEFECT:  # nobody sits at the terminal: the log is where it is looked for
+            structlog.get_logger("daemon").exception("daemon.failed", reason=str(error))
+        raise

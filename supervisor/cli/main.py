@@ -1,7 +1,8 @@
 """The `supervisor` command: its subcommands, loaded when they are called, and one way to tell every error.
 
-Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed.
-Every error is one line on standard error; `supervisor --debug COMMAND` shows where it came from.
+Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
+70 a defect of this program. Every error is one line on standard error; `supervisor --debug COMMAND` shows where it
+came from.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_DAEMON_DOWN = 3
 EXIT_REFUSED = 4
+EXIT_DEFECT = 70  # as in sysexits.h: a defect of this program, not of its input
 _EXIT_INTERRUPTED = 130
 
 # Order of the help page. Modules are imported on use: `supervisor status` must not pay for the daemon or for submitit.
@@ -89,7 +91,8 @@ def main(*, debug: bool) -> None:
     Submits runs, notices failures, drains bad nodes, and resubmits from the last verified checkpoint. Reading commands
     work while the daemon is down; what changes something is asked of the daemon.
 
-    Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed.
+    Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
+    70 a defect of this program.
     """
 
 
@@ -147,7 +150,7 @@ def _judge_service_error(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename else ""
         return EXIT_FAILED, f"{what}{error.strerror or error}"
-    return EXIT_FAILED, f"{type(error).__name__}: {error} (a defect; supervisor --debug ... shows where)"
+    return EXIT_DEFECT, f"{type(error).__name__}: {error} (a defect; supervisor --debug ... shows where)"
 
 
 _REFUSALS: Mapping[str, int] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +123,10 @@ def _run_directory(spec: RunSpec) -> Iterator[None]:
     except DaemonSilent:
         raise
     except BaseException:
-        (spec.run_dir / _RUN_FILE).unlink(missing_ok=True)
-        for folder in reversed(made):
-            folder.rmdir()
+        with suppress(OSError):
+            (spec.run_dir / _RUN_FILE).unlink(missing_ok=True)
+            for folder in reversed(made):
+                folder.rmdir()  # refuses a folder that somebody has put something into
         raise
 
 
