@@ -81,7 +81,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"max_content_width": 100},
 )
 @click.option("--debug", is_flag=True, help="Show where an error came from, instead of one line.")
 @click.version_option(package_name="slurm-supervisor", prog_name="supervisor")
