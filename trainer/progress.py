@@ -110,6 +110,11 @@ class ProgressWriter:
         """The newest record, whether or not it has been written yet."""
         return self._record
 
+    def resumed(self, step: int, samples: int) -> None:
+        """Say that a checkpoint of this step was loaded; the phase stays "start" until the next step is done."""
+        self._record = replace(self._record, step=step, samples=samples)
+        self._enter(self._record.phase)
+
     def step_done(self, step: int, *, loss: float | None = None, samples: int | None = None) -> None:
         """Say that an optimizer step is finished."""
         now = self._clock()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import sys
@@ -34,6 +35,12 @@ class Ranks:
         assert pid is not None
         os.kill(pid, number)
 
+    def limit_file_size(self, rank: int, size_bytes: int) -> None:
+        """Let a rank's writes beyond so many bytes of a file fail, as on a full disk or over a quota."""
+        pid = self.processes[rank].pid
+        assert pid is not None
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
@@ -54,6 +61,11 @@ class Ranks:
 
 def start(folder: Path, world: int, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Ranks:
     """Start `world` ranks of the reference training; their output goes to `folder`."""
+    return _start_each(folder, [arguments] * world, environment or {})
+
+
+def _start_each(folder: Path, arguments: Sequence[Sequence[str]], environment: Mapping[str, str]) -> Ranks:
+    world = len(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
     processes = []
@@ -69,7 +81,7 @@ def start(folder: Path, world: int, arguments: Sequence[str], environment: Mappi
             "MASTER_PORT": str(port),
         }
         process = _CONTEXT.Process(
-            target=_run, args=(list(arguments), {**(environment or {}), **place}, str(path)), daemon=True
+            target=_run, args=(list(arguments[rank]), {**environment, **place}, str(path)), daemon=True
         )
         process.start()
         processes.append(process)
@@ -82,6 +94,11 @@ def train(
 ) -> list[int | None]:
     """Run the training to its end and return the exit codes in rank order."""
     return start(folder, world, arguments, environment).wait()
+
+
+def train_each(folder: Path, arguments: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[int | None]:
+    """Like `train`, with arguments of its own for each rank."""
+    return _start_each(folder, arguments, environment).wait()
 
 
 def await_true(condition: Callable[[], bool], within_s: float = DEADLINE_S) -> None:

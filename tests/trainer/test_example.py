@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.folders import flip_byte
-from tests.trainer.ranks import Ranks, await_true, start, train
+from tests.trainer.ranks import Ranks, await_true, start, train, train_each
 from trainer.contract import MANIFEST_NAME, AttemptSpec, Outcome, Progress, RunPaths, attempt_environment, parse
 from trainer.data import ByteWindows, SampleOrder, read_text
 from trainer.history import audit_samples, loss_path, read_history, read_step_log
@@ -92,6 +93,7 @@ def test_workers_restarted_in_place_walk_past_a_damaged_checkpoint_of_their_own(
     flip_byte(paths.checkpoint(13, 1) / "__1_0.distcp")
     ranks = start(tmp_path, 2, SMALL, environment)
     assert ranks.wait() == [0, 0]
+    assert not paths.outcome(1).exists()  # the 75 of the first start explains nothing any more
     assert "__1_0.distcp does not match its checksum" in ranks.text()
     assert [r.step for r in read_step_log(loss_path(tmp_path, 1))] == [*range(1, 14), *range(11, STEPS + 1)]
     assert _largest_difference(read_history(tmp_path, 1).losses, undisturbed) < 1e-5
@@ -130,6 +132,47 @@ def test_a_kill_in_the_middle_of_a_save_leaves_no_manifest(tmp_path: Path) -> No
     assert _size(path / "__0_0.distcp") > 0
     assert not (path / MANIFEST_NAME).exists()
     assert not any(f.is_complete for f in find_checkpoints(path.parent))
+
+
+def test_a_full_disk_under_one_rank_fails_the_save_of_all_and_the_training_goes_on(tmp_path: Path) -> None:
+    def newest_verified() -> int:
+        return max((f.step for f in find_checkpoints(tmp_path / "checkpoints") if f.is_verified), default=0)
+
+    arguments = ("--steps=100000", *SMALL[1:], "--save-every-steps=25", "--step-sleep=0.02")
+    ranks = start(tmp_path, 2, arguments, _resume(tmp_path, 1))
+    await_true(lambda: newest_verified() > 0 or _ended(ranks))
+    ranks.limit_file_size(1, 4096)
+    await_true(lambda: "training goes on" in ranks.text() or _ended(ranks))
+    ranks.limit_file_size(1, resource.RLIM_INFINITY)
+    before = newest_verified()
+    await_true(lambda: newest_verified() > before or _ended(ranks))
+    ranks.signal(0, signal.SIGUSR2)
+    assert ranks.wait() == [75, 75]
+    found = find_checkpoints(tmp_path / "checkpoints")
+    assert all(f.is_verified for f in found)
+    assert before + 25 not in [f.step for f in found]
+
+
+def test_a_rank_that_dies_takes_the_others_with_it_at_once(tmp_path: Path) -> None:
+    ranks = start(tmp_path, 2, ("--steps=100000", *SMALL[1:], "--save-every-steps=1"), _resume(tmp_path, 1))
+    await_true(lambda: len(find_checkpoints(tmp_path / "checkpoints")) > 1 or _ended(ranks))
+    ranks.signal(1, signal.SIGKILL)
+    assert ranks.wait(within_s=20) == [1, -signal.SIGKILL]
+
+
+def test_nodes_that_read_different_text_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text").write_text(name * 5000)
+    codes = train_each(tmp_path, [(*SMALL, f"--text={tmp_path / name}") for name in ("a", "b")], _resume(tmp_path, 1))
+    assert codes == [93, 93]
+    assert "ranks 1 read other text" in parse(Outcome, RunPaths(tmp_path).outcome(1).read_bytes()).message
+
+
+def test_a_finished_run_that_is_started_again_ends_at_once_and_saves_nothing(tmp_path: Path, undisturbed: Path) -> None:
+    given = RunPaths(undisturbed).checkpoint(STEPS, 1)
+    assert train(tmp_path, 2, SMALL, _resume(tmp_path, 2, given)) == [0, 0]
+    assert find_checkpoints(tmp_path / "checkpoints") == []
 
 
 def test_a_batch_that_cannot_be_split_is_not_restarted(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_the_first_step_has_the_limit_of_the_start_and_teaches_nothing_about_ste
         assert progress.record.limit_s == 40
 
 
+def test_a_resumed_run_shows_its_step_and_keeps_the_limit_of_the_start() -> None:
+    with _writer(_Clock()) as progress:
+        progress.resumed(40, 480)
+        record = progress.record
+        assert (record.step, record.samples, record.phase, record.limit_s) == (40, 480, "start", 7200)
+
+
 def test_a_save_between_two_steps_does_not_lengthen_the_limit_of_a_step() -> None:
     clock = _Clock()
     with _writer(clock) as progress:

@@ -47,6 +47,9 @@ def run(options: Options, place: Place, request: SaveAndExit, progress: Progress
     torch.set_num_threads(1)  # ranks share the cores of small machines, and sums keep their order
     with _process_group(options, place):
         place = _settle_attempt(place)
+        if place.rank == 0 and place.run_dir is not None:
+            # Of workers that were restarted in place: what they left must not explain how these ones end.
+            RunPaths(place.run_dir).outcome(place.attempt).unlink(missing_ok=True)
         try:
             session = _open_session(options, place, request, progress)
             return session.train()
@@ -88,6 +91,7 @@ def _open_session(options: Options, place: Place, request: SaveAndExit, progress
     windows = ByteWindows(text=read_text(options.text), length=options.seq_len)
     order = SampleOrder(size=len(windows), seed=options.seed)
     order.part(0, options.global_batch, place.rank, place.world)  # refuse an uneven split before anything slow
+    _agree_on_data(windows.fingerprint, place)
     state = _build_state(options, place, windows.fingerprint)
     checkpointer = None
     resumed_from = ""
@@ -100,6 +104,8 @@ def _open_session(options: Options, place: Place, request: SaveAndExit, progress
             node_size=place.local_world,
         )
         resumed_from = _resume(checkpointer, place, state)
+        if resumed_from:
+            progress.resumed(state.step, state.samples)
     return _Session(
         options=options,
         place=place,
@@ -111,8 +117,18 @@ def _open_session(options: Options, place: Place, request: SaveAndExit, progress
         checkpointer=checkpointer,
         schedule=SaveSchedule(every_s=options.save_every_s, every_steps=options.save_every_steps),
         logs=_Logs.open(place, resumed_from),
+        resumed_step=state.step,
         device=_device(place),
     )
+
+
+def _agree_on_data(fingerprint: str, place: Place) -> None:
+    """Refuse to start when nodes read different text (another Python, a half-copied folder): nobody would notice."""
+    seen: list[str] = [""] * place.world
+    dist.all_gather_object(seen, fingerprint)
+    others = [str(rank) for rank, found in enumerate(seen) if found != seen[0]]
+    if others:
+        raise DataChanged(f"ranks {', '.join(others)} read other text than rank 0 does")
 
 
 def _device(place: Place) -> torch.device:
@@ -259,6 +275,7 @@ class _Session:
     checkpointer: Checkpointer | None
     schedule: SaveSchedule
     logs: _Logs
+    resumed_step: int
     device: torch.device
 
     def train(self) -> int:
@@ -348,7 +365,8 @@ class _Session:
 
     def _finish(self) -> int:
         self.progress.enter("end")
-        self._save_until_verified()
+        if self.state.step > self.resumed_step:  # else the last step is in the checkpoint that was loaded
+            self._save_until_verified()
         log.info("finished at step %d", self.state.step)
         return EXIT_FINISHED
 
@@ -382,5 +400,8 @@ def _end(place: Place, exit_code: int, message: str, *, checkpoint: Path | None 
             message=message,
             checkpoint=str(checkpoint) if checkpoint else "",
         )
-        write_json(RunPaths(place.run_dir).outcome(place.attempt), outcome)
+        try:
+            write_json(RunPaths(place.run_dir).outcome(place.attempt), outcome)
+        except OSError as error:
+            log.error("the outcome is not written: %s", error)  # noqa: TRY400 - one line says it all
     return exit_code
