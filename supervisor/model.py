@@ -435,6 +435,7 @@ class RunView:
     node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended
     log_tail: str = ""  # end of the job's log, read once the attempt has ended
     checkpoints: tuple[CheckpointView, ...] = ()
+    unknown_checkpoints: tuple[tuple[int, int], ...] = ()  # (step, attempt): there, but could not be looked at
     unreadable: tuple[str, ...] = ()  # files that are not what the contract says
 
 

@@ -103,6 +103,7 @@ class RunDirReader:
             node_reports=findings.node_reports,
             log_tail=findings.log_tail,
             checkpoints=findings.checkpoints,
+            unknown_checkpoints=findings.unknown_checkpoints,
             unreadable=findings.unreadable + tuple(line for line in lost if line),
         )
 

@@ -51,6 +51,7 @@ MAX_CHECKPOINTS = 256  # newest steps
 RECHECK_S = 60.0  # between two looks at the sizes of an unchanged checkpoint's files
 
 T = TypeVar("T")
+Key = tuple[int, int]  # step, attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class Findings:
     node_reports: tuple[NodeReport, ...] = ()
     log_tail: str = ""
     checkpoints: tuple[CheckpointView, ...] = ()
+    unknown_checkpoints: tuple[Key, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -115,13 +117,15 @@ def read_run(question: Question, cache: CheckpointCache) -> Findings:
     progress, progress_content = _read_record(Progress, paths.progress(attempt), SMALL_BYTES, attempt, notes)
     launch, launch_content = _read_record(LaunchReport, paths.launch_report(attempt), LAUNCH_BYTES, attempt, notes)
     exit_record, _ = _read_record(ExitRecord, paths.exit_record(attempt), LAUNCH_BYTES, attempt, notes)
+    views, unknown = cache.look(paths, time.monotonic() + question.budget_s, notes)
     findings = Findings(
         progress=progress,
         progress_content=progress_content,
         launch=launch,
         launch_content=launch_content,
         exit=exit_record,
-        checkpoints=cache.look(paths, time.monotonic() + question.budget_s, notes),
+        checkpoints=views,
+        unknown_checkpoints=unknown,
     )
     if question.is_final:
         findings = _add_last_words(findings, paths, attempt, notes)
@@ -240,6 +244,10 @@ class _Looked:
     looked_at: float  # monotonic: sizes of all files
 
 
+class _Unknown(Exception):
+    """A checkpoint is there by name, and could not be looked at."""
+
+
 class CheckpointCache:
     """Views of checkpoint folders; an unchanged one costs two stats, and its files are looked at once a minute."""
 
@@ -247,20 +255,31 @@ class CheckpointCache:
         self._recheck_s = recheck_s
         self._looked: dict[Path, _Looked] = {}
 
-    def look(self, paths: RunPaths, until: float, notes: Notes) -> tuple[CheckpointView, ...]:
-        """Views of the newest checkpoints that have a manifest, ascending; stops opening new ones at `until`."""
-        folder = paths.checkpoints()
-        keys = sorted(_checkpoint_keys(_list(folder, MAX_NAMES, notes)))[-MAX_CHECKPOINTS:]
-        wanted = {paths.checkpoint(*key): key for key in keys}
-        self._forget(folder, wanted)
-        views = [self._look_at(path, key, until, notes) for path, key in reversed(wanted.items())]
-        return tuple(view for view in reversed(views) if view is not None)
+    def look(self, paths: RunPaths, until: float, notes: Notes) -> tuple[tuple[CheckpointView, ...], tuple[Key, ...]]:
+        """Views of the newest checkpoints that have a manifest, and the keys of those that could not be looked at.
 
-    def _forget(self, folder: Path, wanted: Mapping[Path, tuple[int, int]]) -> None:
+        Both ascending. After `until` no more are opened. Raises OSError when the list itself can't be read: an empty
+        answer to a failed question would say that all checkpoints are gone.
+        """
+        folder = paths.checkpoints()
+        names, is_cut = list_folder(folder, MAX_NAMES)
+        if is_cut:
+            raise OSError(errno.E2BIG, f"more than {MAX_NAMES} names", str(folder))
+        keys = sorted(_checkpoint_keys(names))
+        looked: dict[Key, CheckpointView | None] = {}
+        for key in reversed(keys[-MAX_CHECKPOINTS:]):
+            with suppress(_Unknown):
+                looked[key] = self._look_at(paths.checkpoint(*key), key, until, notes)
+        self._forget(folder, {paths.checkpoint(*key) for key in looked})
+        views = [looked.get(key) for key in keys]
+        return tuple(v for v in views if v is not None), tuple(key for key in keys if key not in looked)
+
+    def _forget(self, folder: Path, wanted: set[Path]) -> None:
         for path in [p for p in self._looked if p.parent == folder and p not in wanted]:
             del self._looked[path]
 
-    def _look_at(self, path: Path, key: tuple[int, int], until: float, notes: Notes) -> CheckpointView | None:
+    def _look_at(self, path: Path, key: Key, until: float, notes: Notes) -> CheckpointView | None:
+        """The view, or None without a manifest; raises _Unknown."""
         known = self._looked.get(path)
         try:
             manifest, record = _signature(path / MANIFEST_NAME), _signature(path / VERIFIED_NAME)
@@ -272,17 +291,18 @@ class CheckpointCache:
                 if now - known.looked_at < self._recheck_s or now > until:
                     return known.view
             elif now > until and known is None:
-                notes.add(path, "not looked at yet")
-                return None
+                raise _Unknown
             view = inspect_checkpoint(path, *key)
         except (OSError, NotAFile) as error:
             notes.add(path, error)
-            return known.view if known else None  # could not look is not "gone"
+            if known is None:
+                raise _Unknown from None
+            return known.view  # could not look is not "gone"
         self._looked[path] = _Looked(view=view, manifest=manifest, record=record, looked_at=now)
         return view
 
 
-def _checkpoint_keys(names: list[str]) -> set[tuple[int, int]]:
+def _checkpoint_keys(names: list[str]) -> set[Key]:
     parsed = {name: contract.parse_checkpoint_name(name) for name in names}
     # the name must be the one that a writer gives: "step-007.a1" would be a second folder of step 7
     return {key for name, key in parsed.items() if key is not None and contract.checkpoint_name(*key) == name}

@@ -15,52 +15,44 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from slurm.commands import reading_environment
 from slurm.hostlist import fold_nodes
+from supervisor.config import Settings
 from supervisor.model import NodeChecks
 from supervisor.probes import clock
-from supervisor.probes.limits import Limits
 from supervisor.probes.runner import ProbeReport, command
 from trainer import contract
 from trainer.contract import CheckResult, ContractError
 
 MAX_LINE_BYTES = 256 * 1024
-START_ALLOWANCE_S = 15.0  # for srun to reach the nodes and to give up those that it can't reach
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepSettings:
-    """How sweeps are made. `deadline_s`: for the probes on a node; the whole sweep takes 15 s more at most."""
-
-    limits: Limits = field(default_factory=Limits)
-    deadline_s: float = 10.0
-    can_skip_allocation: bool = field(default_factory=lambda: os.geteuid() == 0)
-    partition: str | None = None
-    srun: str = "srun"
-
-
-def srun_argv(nodes: Sequence[str], settings: SweepSettings) -> tuple[str, ...]:
-    """The argv of one sweep."""
+def srun_argv(nodes: Sequence[str], settings: Settings, *, is_privileged: bool) -> tuple[str, ...]:
+    """The argv of one sweep. `is_privileged`: root or SlurmUser, so that no job is needed."""
     count = len(set(nodes))
+    deadline_s = settings.sweep.timeout_s / 2  # the other half: for srun to reach the nodes and give some up
     common = (
-        settings.srun,
+        "srun",
         f"--nodelist={fold_nodes(nodes)}",
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
         "--kill-on-bad-exit=0",
-        f"--wait={settings.deadline_s + 5:.0f}",  # after the first probe has ended, for the others
+        f"--wait={settings.sweep.timeout_s:.0f}",  # after the first probe has ended, for the others
         "--input=none",
         "--chdir=/",
         "--mpi=none",
         "--quiet",
         "--job-name=supervisor-sweep",
     )
-    partition = (f"--partition={settings.partition}",) if settings.partition else ()
-    place = ("--no-allocate",) if settings.can_skip_allocation else (*_SMALL_JOB, *partition)
-    return (*common, *place, *command(settings.limits, deadline_s=settings.deadline_s))
+    place = ("--no-allocate",) if is_privileged else _SMALL_JOB
+    launcher = settings.launcher
+    probes = command(
+        settings.sweep_limits, deadline_s=deadline_s, python=launcher.python, pythonpath=launcher.pythonpath or None
+    )
+    return (*common, *place, *probes)
 
 
 _SMALL_JOB = ("--immediate=5", "--time=1", "--mem=1M", "--cpus-per-task=1", "--gres=none", "--oversubscribe")
@@ -71,12 +63,16 @@ class Sweeper:
 
     def __init__(
         self,
-        env: Mapping[str, str],
-        settings: SweepSettings,
+        settings: Settings,
         on_done: Callable[[], None] = lambda: None,
+        *,
+        is_privileged: bool | None = None,
+        parent: Mapping[str, str] | None = None,
     ) -> None:
-        """`env`: all that srun gets (PATH; SLURM_CONF where it isn't the default). `on_done`: called in the thread."""
-        self._env = dict(env)
+        """`on_done` is called in the sweep's thread. `parent`: environment to take PATH and SLURM_CONF from."""
+        conf = {"SLURM_CONF": str(settings.slurm.conf)} if settings.slurm.conf is not None else {}
+        self._env = {**reading_environment(os.environ if parent is None else parent), **conf}
+        self._is_privileged = os.geteuid() == 0 if is_privileged is None else is_privileged
         self._settings = settings
         self._on_done = on_done
         self._lock = threading.Lock()
@@ -116,8 +112,7 @@ class Sweeper:
 
     def _sweep(self, nodes: tuple[str, ...], now: datetime) -> None:
         started = time.monotonic()
-        timeout_s = self._settings.deadline_s + START_ALLOWANCE_S
-        answers = self._ask(nodes, timeout_s)
+        answers = self._ask(nodes, self._settings.sweep.timeout_s)
         at = now + timedelta(seconds=time.monotonic() - started)
         with self._lock:
             self._done += [
@@ -129,9 +124,11 @@ class Sweeper:
     def _ask(self, nodes: tuple[str, ...], timeout_s: float) -> dict[str, tuple[CheckResult, ...]]:
         asked_at, started = time.time(), time.monotonic()
         answers: dict[str, tuple[CheckResult, ...]] = {}
+        max_skew_s = self._settings.sweep.limits.clock_max_skew_s
+        argv = srun_argv(nodes, self._settings, is_privileged=self._is_privileged)
         try:
             process = subprocess.Popen(
-                (*_die_with_parent(), *srun_argv(nodes, self._settings)),
+                (*_die_with_parent(), *argv),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # what it complains about are nodes without an answer, and those are known
@@ -145,7 +142,8 @@ class Sweeper:
         lines = _Lines(process)
         while (line := lines.next(started + timeout_s - time.monotonic())) is not None:
             # the head's own clock may jump meanwhile: the time since the question is measured
-            node, results = judge_line(line, asked_at, asked_at + time.monotonic() - started, self._settings.limits)
+            answered_at = asked_at + time.monotonic() - started
+            node, results = judge_line(line, asked_at, answered_at, max_skew_s=max_skew_s)
             if node in nodes:
                 answers.setdefault(node, results)
             if len(answers) == len(set(nodes)):
@@ -154,7 +152,9 @@ class Sweeper:
         return answers
 
 
-def judge_line(line: bytes, asked_at: float, answered_at: float, limits: Limits) -> tuple[str, tuple[CheckResult, ...]]:
+def judge_line(
+    line: bytes, asked_at: float, answered_at: float, *, max_skew_s: float
+) -> tuple[str, tuple[CheckResult, ...]]:
     """Node and results of one line, the clock judged by what the head node knows; ("", ()) when it is no such line."""
     try:
         report = contract.parse(ProbeReport, line)
@@ -167,7 +167,7 @@ def judge_line(line: bytes, asked_at: float, answered_at: float, limits: Limits)
         answered_at=answered_at,
     )
     results = tuple(result for result in report.results if result.check != "clock")
-    skew = clock.judge(reading, max_skew_s=limits.clock_max_skew_s)
+    skew = clock.judge(reading, max_skew_s=max_skew_s)
     return report.node, (*results, skew)
 
 

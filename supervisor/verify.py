@@ -31,6 +31,7 @@ from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFil
 CHUNK_BYTES = 4 * 1024 * 1024
 MAX_AT_ONCE = 2
 SILENT_AFTER_S = 120.0  # no byte read for this long: the file system hangs
+RETRY_AFTER_S = 30.0  # what could not be read is not tried again before
 BEAT_S = 1.0
 
 # the checkpoint itself is bad only if the name leads to nothing or to no file; all other errors are the medium's
@@ -141,11 +142,12 @@ class _Order:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Waiting:
     order: _Order
     uid: int | None
     gid: int | None
+    not_before: float = 0.0  # monotonic
 
     @property
     def key(self) -> Key:
@@ -169,21 +171,24 @@ class Verifier:
         *,
         max_at_once: int = MAX_AT_ONCE,
         silent_after_s: float = SILENT_AFTER_S,
+        retry_after_s: float = RETRY_AFTER_S,
     ) -> None:
         self._on_done = on_done
         self._max = max_at_once
         self._silent_after_s = silent_after_s
+        self._retry_after_s = retry_after_s
         self._waiting: deque[_Waiting] = deque()
         self._jobs: list[_Job] = []
         self._abandoned: list[Child] = []
         self._done: list[Verification] = []
+        self._not_before: dict[Key, float] = {}  # of those that could not be read last time
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="verifier", daemon=True)
         self._thread.start()
 
-    def start(  # noqa: PLR0917 - a checkpoint's key, and its owner
+    def start(
         self, run: str, run_dir: Path, step: int, attempt: int, uid: int | None = None, gid: int | None = None
     ) -> None:
         """Have one checkpoint read back; nothing happens when it is under way or waiting already."""
@@ -191,13 +196,15 @@ class Verifier:
         waiting = _Waiting(order=_Order(path=str(path), run=run, step=step, attempt=attempt), uid=uid, gid=gid)
         with self._lock:
             if not self._has(waiting.key):
+                waiting.not_before = self._not_before.pop(waiting.key, 0.0)
                 self._waiting.append(waiting)
         self._wake()
 
     def is_busy(self, run: str, step: int, attempt: int) -> bool:
-        """True from `start` until the result can be collected."""
+        """True from `start` until the result has been collected."""
+        key = (run, step, attempt)
         with self._lock:
-            return self._has((run, step, attempt))
+            return self._has(key) or any((v.run, v.step, v.attempt) == key for v in self._done)
 
     def collect(self) -> tuple[Verification, ...]:
         """Results since the last call; never waits."""
@@ -241,7 +248,8 @@ class Verifier:
         with self._lock:
             for waiting in list(self._waiting):
                 busy_runs = {job.waiting.order.run for job in self._jobs}
-                if len(self._jobs) < self._max and waiting.order.run not in busy_runs and not self._is_closed:
+                is_due = waiting.not_before <= time.monotonic() and not self._is_closed
+                if is_due and len(self._jobs) < self._max and waiting.order.run not in busy_runs:
                     self._waiting.remove(waiting)
                     self._jobs.append(self._launch(waiting))
 
@@ -280,6 +288,8 @@ class Verifier:
         with self._lock:
             self._jobs.remove(job)
             self._abandoned = [c for c in self._abandoned if c.is_alive()] + ([] if is_gone else [job.child])
+            if result.ok is None:
+                self._not_before[job.waiting.key] = time.monotonic() + self._retry_after_s
             self._done.append(
                 Verification(
                     run=order.run,

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +43,19 @@ class ProbeReport:
     results: tuple[CheckResult, ...]
 
 
-def command(limits: Limits, *, deadline_s: float = DEADLINE_S, head_time: float | None = None) -> tuple[str, ...]:
-    """The argv that runs the probes on any node which sees this installation."""
-    root = Path(__file__).resolve().parent.parent.parent
-    text = contract.render_json(limits).decode()
-    python = ("/usr/bin/env", f"PYTHONPATH={root}", sys.executable, "-P", "-s")
-    clock_argument = () if head_time is None else ("--head-time", f"{head_time:.3f}")
-    module = ("-m", "supervisor.probes.runner")
-    return (*python, *module, "--limits", text, "--deadline", f"{deadline_s:g}", *clock_argument)
+def command(
+    limits: Mapping[str, object],
+    *,
+    deadline_s: float = DEADLINE_S,
+    python: str = sys.executable,
+    pythonpath: str | None = None,
+) -> tuple[str, ...]:
+    """The argv that runs the probes on any node which sees this installation under the same path."""
+    path = pythonpath or str(Path(__file__).resolve().parent.parent.parent)
+    return (
+        *("/usr/bin/env", f"PYTHONPATH={path}", python, "-P", "-s", "-m", "supervisor.probes.runner"),
+        *("--limits", json.dumps(limits), "--deadline", f"{deadline_s:g}"),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
