@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -160,6 +161,7 @@ class Checkpointer:
         self._result: SaveResult | None = None
         self._fatal: BaseException | None = None
         self._failures = 0
+        self._last_error = ""
         self._resumed_from: Path | None = None
 
     # ------------------------------------------------------------ saving
@@ -183,7 +185,7 @@ class Checkpointer:
         began = time.monotonic()
         self.wait()
         if self._failures >= self._max_failures:
-            raise SavesKeepFailing(f"the last {self._failures} saves failed; see the log for each")
+            raise SavesKeepFailing(f"the last {self._failures} saves failed, the newest with: {self._last_error}")
         staged = self._stager.stage(state.collect())
         blocking_s = time.monotonic() - began
         self._thread = threading.Thread(
@@ -216,6 +218,7 @@ class Checkpointer:
         result, self._result = self._result, None
         if result is not None:
             self._failures = 0 if result.is_verified else self._failures + 1
+            self._last_error = result.error
         return result
 
     def _save_in_background(self, staged: dict[str, Any], step: int, samples: int, blocking_s: float) -> None:
@@ -245,8 +248,9 @@ class Checkpointer:
             files = [file for part in self._agree(lambda: _seal(path, self._rank)) for file in part]
             self._on_rank_0(lambda: write_json(path / MANIFEST_NAME, self._manifest(result.step, samples, files)))
         except _SaveFailed as error:
+            free = _describe_space(path.parent)  # torch calls a full disk "unexpected pos"
             self._give_up(path)
-            return replace(result, error=str(error))
+            return replace(result, error=f"{error} ({free})")
         return self._verify(replace(result, is_complete=True), files)
 
     def _prepare(self, path: Path) -> bool:
@@ -455,6 +459,14 @@ def _check_coverage(path: Path, manifest: Manifest) -> None:
 def _describe(error: CheckpointException) -> str:
     shown = [f"rank {rank}: {failure}" for rank, (failure, _) in sorted(error.failures.items())]
     return "; ".join(shown[:MAX_ERRORS_SHOWN])
+
+
+def _describe_space(folder: Path) -> str:
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return f"{usage.free / 1e6:.1f} MB free of {usage.total / 1e6:.1f} MB at {folder}"
 
 
 def _list(verdicts: list[FileVerdict]) -> str:
