@@ -52,6 +52,8 @@ Made from the code by `make docs`; change the help texts there.
 """
 
 _TYPE_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+# Defaults that depend on the machine or on the file itself.
+_DEFAULTS_IN_WORDS = {"workdir": "the run file's folder", "python": "the daemon's own"}
 
 
 def main() -> int:
@@ -129,9 +131,9 @@ def _type_word(hint: Any) -> str:
 def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
         return "**required**"
+    if field.name in _DEFAULTS_IN_WORDS:
+        return _DEFAULTS_IN_WORDS[field.name]
     value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    if value == sys.executable:
-        return "the daemon's own"
     if value in (None, (), "", {}):
         return "-"
     return f"`{_toml(value)}`"

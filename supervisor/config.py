@@ -59,7 +59,7 @@ SYSTEM_SOCKET = Path("/run/supervisor/control.sock")
 class LedgerSettings:
     """Where the ledger is."""
 
-    path: Path = SYSTEM_LEDGER
+    path: Path = SYSTEM_LEDGER  # on a local disk
     force_network: bool = False  # keep the ledger on a network file system in spite of the risk
 
 
@@ -67,7 +67,7 @@ class LedgerSettings:
 class ControlSettings:
     """Who may change runs, and through which socket."""
 
-    socket: Path = SYSTEM_SOCKET
+    socket: Path = SYSTEM_SOCKET  # what the commands that change something speak to
     admin_group: str | None = None  # members of this group may change every run
 
 
@@ -94,10 +94,10 @@ class LoopSettings:
 class DrainSettings:
     """What may be drained."""
 
-    enabled: bool = True
+    enabled: bool = True  # false: broken nodes are only excluded from our own jobs
     max_nodes: int = 5  # per window
     max_fraction: float = 0.1  # of the cluster's nodes, per window; at least one node
-    window_s: float = 3600.0
+    window_s: float = 3600.0  # over which drains are counted
     sweeps_to_drain: int = 2  # failed sweeps in a row before a check drains a node
     owner_tag: str = "supervisor"  # first word of our drain reasons
 
@@ -107,12 +107,12 @@ class SweepLimits:
     """What a node must have to pass the host probes."""
 
     disk_paths: tuple[str, ...] = ("/tmp",)  # noqa: S108 - the scratch disk most sites have; watched, not written to
-    disk_min_free_fraction: float = 0.05
-    disk_min_free_bytes: int = 1024**3
-    memory_min_available_fraction: float = 0.05
-    shm_min_free_fraction: float = 0.05
+    disk_min_free_fraction: float = 0.05  # of each of disk_paths
+    disk_min_free_bytes: int = 1024**3  # of each of disk_paths
+    memory_min_available_fraction: float = 0.05  # of the node's memory
+    shm_min_free_fraction: float = 0.05  # of /dev/shm
     shm_min_total_bytes: int = 0  # 0: any size
-    clock_max_skew_s: float = 1.0
+    clock_max_skew_s: float = 1.0  # against the head node
     shared_paths: tuple[str, ...] = ()  # must be visible and writable on every node
 
 
@@ -129,7 +129,7 @@ class SweepSettings:
 class LauncherSettings:
     """What runs the launcher on the nodes: must exist there under the same path."""
 
-    python: str = sys.executable
+    python: str = sys.executable  # the interpreter, with this package installed
     pythonpath: str = ""  # put in front of PYTHONPATH of the launcher; empty: nothing
 
 

@@ -24,9 +24,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class NodesSpec:
     """How many nodes a run may use."""
 
-    min: int
-    max: int
-    multiple_of: int = 1
+    min: int  # fewer healthy nodes than this: the run waits
+    max: int  # the run takes this many when they are there
+    multiple_of: int = 1  # node counts that the training can use, e.g. 2 for pipeline pairs
     spares: int = 0  # allocated beside the training nodes; one takes the place of a node that fails its start checks
     procs_per_node: int | None = None  # default: gpus_per_node, or 1
 
@@ -35,19 +35,19 @@ class NodesSpec:
 class SlurmSpec:
     """What goes to sbatch as it stands."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    time_limit: str | None = None
-    gpus_per_node: int | None = None
-    options: tuple[str, ...] = ()
+    partition: str | None = None  # as --partition
+    account: str | None = None  # as --account
+    qos: str | None = None  # as --qos
+    time_limit: str | None = None  # as --time, e.g. "2-00:00:00"
+    gpus_per_node: int | None = None  # as --gpus-per-node
+    options: tuple[str, ...] = ()  # further options of sbatch, as it takes them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """How often to save, what to keep, what counts."""
 
-    every_s: float = 600.0
+    every_s: float = 600.0  # told to the training as SUPERVISOR_CHECKPOINT_EVERY_S
     keep_last: int = 3  # verified ones; never fewer than 2
     resume_from_complete: bool = False  # fall back to an unverified, complete checkpoint when none is verified
     verify_on_head_max_bytes: int = 20 * 1024**3  # larger ones are verified by the job's own nodes
@@ -57,16 +57,16 @@ class CheckpointSpec:
 class ProgressSpec:
     """Bounds of the silence limit of each phase, seconds. A maximum of 0 turns that phase's detection off."""
 
-    start_min_s: float = 60.0
-    start_max_s: float = 3600.0
-    step_min_s: float = 20.0
-    step_max_s: float = 900.0
-    save_min_s: float = 60.0
-    save_max_s: float = 1800.0
-    eval_min_s: float = 60.0
-    eval_max_s: float = 3600.0
-    end_min_s: float = 300.0
-    end_max_s: float = 1800.0
+    start_min_s: float = 60.0  # start: until the first step
+    start_max_s: float = 3600.0  # a start that is silent for longer has hung, whatever was learnt
+    step_min_s: float = 20.0  # step: between two steps
+    step_max_s: float = 900.0  # no step for this long: hung
+    save_min_s: float = 60.0  # save: while a checkpoint is written
+    save_max_s: float = 1800.0  # a save that takes longer has hung
+    eval_min_s: float = 60.0  # eval: while the training evaluates
+    eval_max_s: float = 3600.0  # an evaluation that takes longer has hung
+    end_min_s: float = 300.0  # end: from the last step until the job ends
+    end_max_s: float = 1800.0  # an end that takes longer has hung
 
     def bounds(self, phase: str) -> tuple[float, float]:
         """(min, max) of a phase of trainer.contract.PHASES."""
@@ -79,7 +79,7 @@ class RestartSpec:
 
     max_without_progress: int = 3  # attempts in a row that end without a newer verified checkpoint; then hold
     backoff_s: float = 15.0  # before the second restart without progress; doubles
-    backoff_max_s: float = 600.0
+    backoff_max_s: float = 600.0  # the longest pause that doubling leads to
     worker_restarts: int = 0  # torchrun --max-restarts: rung 1 of the ladder
 
 
@@ -87,8 +87,8 @@ class RestartSpec:
 class HealthSpec:
     """How quickly a node of the run is suspected."""
 
-    start_checks: bool = True
-    beat_interval_s: float = 0.5
+    start_checks: bool = True  # an attempt's nodes run the host probes before the training starts
+    beat_interval_s: float = 0.5  # between two heartbeats of a node
     silent_after_s: float = 3.0  # no heartbeat for this long: suspect; acted upon only when slurmd is silent too
     confirm_s: float = 1.5  # slurmd's port silent for this long: confirmed
     frozen_after_s: float = 20.0  # no heartbeat for this long though slurmd's port answers: the node is frozen
@@ -98,9 +98,9 @@ class HealthSpec:
 class RunSpec:
     """A run file, checked (see supervisor.config.parse_run_file)."""
 
-    name: str
-    command: tuple[str, ...]
-    root: Path
+    name: str  # letters, digits, dot, dash and underscore; one live run per name
+    command: tuple[str, ...]  # the training script and its arguments, as a list
+    root: Path  # holds the run's directory; on a file system that head and compute nodes share
     nodes: NodesSpec
     workdir: Path = Path("/")  # working directory of the training: the run file's own folder
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
