@@ -1,0 +1,160 @@
+"""Whether the nodes see the run directory: what an answer means, and real answers of real nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.client import CliClient
+from slurm.sandbox import Sandbox
+from slurm.types import NodeBase, NodeRecord
+from supervisor.model import NodesSpec, RunSpec, SlurmSpec
+from supervisor.visibility import Visibility, check_visibility, is_candidate, judge_answer, srun_argv
+from tests.cli.conftest import Service
+
+FOLDER = Path("/shared/a")
+
+
+def spec(**slurm: object) -> RunSpec:
+    return RunSpec(
+        name="a",
+        command=("train.py",),
+        root=Path("/shared"),
+        nodes=NodesSpec(min=1, max=1),
+        slurm=SlurmSpec(**slurm),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("output", "is_seen"),
+    [
+        ("node=n1\nsecret\nwritable\n", True),
+        ("node=n1\nsecret\n", False),
+        ("node=n1\nabsent\n", False),
+    ],
+)
+def test_an_answer_says_whether_the_folder_is_there_and_writable(output: str, is_seen: bool) -> None:
+    answer = judge_answer(output, "secret", FOLDER)
+    assert answer is not None
+    assert (answer.is_seen, answer.node) == (is_seen, "n1")
+
+
+@pytest.mark.parametrize("output", ["", "node=n1\n", "node=n1\nanother secret\nwritable\n", "Welcome to the cluster\n"])
+def test_anything_else_is_no_answer(output: str) -> None:
+    assert judge_answer(output, "secret", FOLDER) is None
+
+
+def test_the_question_is_bounded_and_goes_where_the_run_will_go() -> None:
+    argv = srun_argv(FOLDER, "f", spec(partition="gpu", account="ml", options=("--reservation=r", "--mem=0")))
+    assert {"--partition=gpu", "--account=ml", "--reservation=r", "--immediate=5", "--time=1"} <= set(argv)
+    assert "--mem=0" not in argv
+
+
+def test_only_an_idle_node_of_the_partition_is_asked() -> None:
+    idle = NodeRecord(name="n1", base=NodeBase.IDLE, partitions=("gpu",))
+    busy = NodeRecord(name="n2", base=NodeBase.ALLOCATED, partitions=("gpu",))
+    drained = NodeRecord(name="n3", base=NodeBase.IDLE, flags=frozenset({"DRAIN"}), partitions=("gpu",))
+    assert [is_candidate(record, "cpu,gpu") for record in (idle, busy, drained)] == [True, False, False]
+    assert not is_candidate(idle, "cpu")
+    assert is_candidate(idle, None)
+
+
+# ---------------------------------------------------------------- on a real Slurm
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Sandbox]:
+    with Sandbox.start(nodes=2) as sandbox:
+        yield sandbox
+
+
+def ask(cluster: Sandbox, folder: Path, run: RunSpec | None = None) -> Visibility:
+    env = {**os.environ, **cluster.env}
+    return check_visibility(folder, run or spec(), CliClient(parent=env, timeout_s=10), env)
+
+
+@pytest.mark.slurm
+def test_a_shared_folder_is_seen_by_a_real_node(cluster: Sandbox, tmp_path: Path) -> None:
+    seen = ask(cluster, tmp_path)
+    assert (seen.is_seen, seen.node in cluster.node_names) == (True, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_after_the_question_every_node_is_idle_again(cluster: Sandbox, tmp_path: Path) -> None:
+    ask(cluster, tmp_path)
+    nodes = CliClient(parent={**os.environ, **cluster.env}, timeout_s=10).fetch_nodes().nodes
+    assert all(node.is_idle for node in nodes)
+
+
+@pytest.mark.slurm
+def test_a_run_on_a_folder_that_only_the_head_has_is_refused_and_leaves_nothing(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cluster.mode != "isolated":
+        pytest.skip("loopback nodes see everything that the head sees")
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    root = Path("/dev/shm") / f"only-here-{os.getpid()}"  # nodes have a shared memory of their own
+    path = service.write_run_file(lambda text: text.replace('"runs"', f'"{root}/deeper"'))
+    with service.running():
+        result = service.call("submit", path)
+    assert result.exit_code == 2
+    assert "is not visible from node" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not root.exists()
+    assert service.load_run() is None
+
+
+@pytest.mark.slurm
+def test_an_unknown_partition_is_refused_with_the_known_ones(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    path = service.write_run_file(lambda text: f'{text}[slurm]\npartition = "gpu"\n')
+    with service.running():
+        result = service.call("submit", path)
+    assert result.exit_code == 2
+    assert 'no partition "gpu"; there are: main' in result.stderr
+    assert not (service.folder / "runs").exists()
+
+
+@pytest.mark.slurm
+def test_a_good_run_is_checked_on_a_node_and_submitted(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    with service.running():
+        result = service.call("submit", service.write_run_file())
+    assert result.exit_code == 0, result.output
+    assert "is visible from node" in result.stdout
+    assert service.load_run() is not None
+
+
+@pytest.mark.slurm
+def test_nodes_shows_slurms_states_beside_ours(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    service.keep()
+    shown = service.call("nodes").stdout
+    assert all(name in shown for name in cluster.node_names)
+    assert "does not answer" not in shown
+
+
+@pytest.mark.slurm
+def test_a_silent_controller_means_not_checked_and_not_refused(cluster: Sandbox, tmp_path: Path) -> None:
+    env = {**os.environ, **cluster.env}
+    cluster.freeze_controller()
+    try:
+        seen = check_visibility(tmp_path, spec(), CliClient(parent=env, timeout_s=1), env)
+    finally:
+        cluster.thaw_controller()
+    assert seen.is_seen is None
+    assert "does not answer" in seen.why
