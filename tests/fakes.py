@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -323,9 +323,13 @@ class FakeSlurm:
             nodes = tuple(name for name in job.record.nodes if name in job.completing)
             return replace(job.record, state=None, raw_state="COMPLETING", flags=flags, nodes=nodes)
         if job.record.state is JobState.PENDING:
-            held = self._is_held_by_singleton(job)
-            return replace(job.record, reason="Dependency" if held else "Resources")
+            return replace(job.record, reason=self._why_waiting(job))
         return job.record
+
+    def _why_waiting(self, job: _Job) -> str:
+        if job.request.nodes > len(self._nodes):
+            return "PartitionNodeLimit"
+        return "Dependency" if self._is_held_by_singleton(job) else "Resources"
 
     def _accounted(self, since: datetime) -> tuple[JobRecord, ...]:
         return tuple(
@@ -370,8 +374,6 @@ class FakeSlurm:
             self._require(node)
         if request.partition is not None and request.partition not in self.partitions:
             raise SlurmRefused("Invalid partition name specified")
-        if request.nodes > len(self._nodes.keys() - set(request.exclude)):
-            raise SlurmRefused("Requested node configuration is not available")
         job_id = self.next_job_id
         self.next_job_id += 1
         record = JobRecord(
@@ -387,6 +389,11 @@ class FakeSlurm:
         job = _Job(record, request, eligible_at=self._at + self.start_delay)
         self._jobs[job_id] = job
         self._active.append(job)
+        # Larger than the cluster: accepted, and never started. What only the exclusion makes impossible is refused,
+        # and yet there is a record of it (seen on 22.05).
+        if len(self._nodes) >= request.nodes > len(self._nodes.keys() - set(request.exclude)):
+            self._end(job, JobState.FAILED, 0, 1)
+            raise SlurmRefused("Requested node configuration is not available")
         return job_id
 
     def _settle(self) -> None:
@@ -450,7 +457,8 @@ class FakeSlurm:
 
     def _accept_late(self, late: tuple[datetime, SubmitRequest]) -> None:
         self._late.remove(late)
-        self._accept(late[1])
+        with suppress(SlurmRefused):
+            self._accept(late[1])
 
     def _start(self, job: _Job, names: tuple[str, ...]) -> None:
         job.allocated = names
