@@ -13,9 +13,10 @@ from importlib import metadata
 import click
 
 from slurm.errors import SlurmError
+from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_FAILED
 from supervisor.cli.nodes import slurm_client
-from supervisor.cli.options import config_option, fetch_liveness, json_option
+from supervisor.cli.options import config_option, json_option
 from supervisor.config import Settings
 from supervisor.ledger import LedgerError
 from supervisor.reports.table import Table, print_table, render_json

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import click
 
-from supervisor.config import Settings, load_settings
-from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
-from supervisor.reports.status import Liveness
-
-PING_TIMEOUT_S = 0.5
+from supervisor.config import load_settings
 
 config_option = click.option(
     "--config",
@@ -28,19 +24,6 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Check everything 
 def now() -> datetime:
     """The wall clock, UTC."""
     return datetime.now(UTC)
-
-
-def fetch_liveness(settings: Settings) -> Liveness:
-    """Whether the daemon answers, within half a second."""
-    try:
-        ask(settings.control.socket, {"verb": "ping"}, timeout_s=PING_TIMEOUT_S)
-    except DaemonSilent as error:
-        return Liveness(is_there=True, is_answering=False, why=str(error))
-    except DaemonDown as error:
-        return Liveness(is_there=False, is_answering=False, why=str(error))
-    except Refused as error:  # "busy": it is there, and said so
-        return Liveness(is_there=True, is_answering=True, why=error.message)
-    return Liveness(is_there=True, is_answering=True)
 
 
 def parse_since(text: str, at: datetime) -> datetime | None:

@@ -7,8 +7,9 @@ import time
 
 import click
 
+from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
-from supervisor.cli.options import config_option, fetch_liveness, json_option, now
+from supervisor.cli.options import config_option, json_option, now
 from supervisor.config import Settings
 from supervisor.reports.status import Status, daemon_line, read_status, status_as_json, status_table
 from supervisor.reports.table import print_table, render_json

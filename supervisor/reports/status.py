@@ -9,19 +9,11 @@ from typing import Any
 
 from supervisor.core.reliability import Mtbf, ettr, run_mtbf
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
+from supervisor.reports.liveness import Liveness
 from supervisor.reports.table import Table, duration, instant, number, one_line
 from supervisor.store import DaemonRow, Store
 
 BUSY_S = 30.0  # a daemon that takes connections and showed a sign of life this lately is busy, not frozen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Liveness:
-    """What the control socket says of the daemon."""
-
-    is_there: bool  # something takes connections
-    is_answering: bool
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

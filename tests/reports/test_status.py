@@ -19,8 +19,8 @@ from supervisor.model import (
     RunSpec,
     RunState,
 )
+from supervisor.reports.liveness import Liveness
 from supervisor.reports.status import (
-    Liveness,
     Status,
     daemon_line,
     fold,
