@@ -186,7 +186,7 @@ class Checkpointer:
         self.wait()
         if self._failures >= self._max_failures:
             raise SavesKeepFailing(f"the last {self._failures} saves failed, the newest with: {self._last_error}")
-        staged = self._stager.stage(state.collect())
+        staged = self._stage(state)
         blocking_s = time.monotonic() - began
         self._thread = threading.Thread(
             target=self._save_in_background,
@@ -196,6 +196,14 @@ class Checkpointer:
         )
         self._thread.start()
         return blocking_s
+
+    def _stage(self, state: TrainState) -> dict[str, Any] | Exception:
+        # An error here (no host memory left) is this rank's alone: it goes to the agreement that begins the save.
+        try:
+            staged: dict[str, Any] = self._stager.stage(state.collect())
+        except Exception as error:  # noqa: BLE001
+            return error
+        return staged
 
     def poll(self) -> SaveResult | None:
         """The result of the save that has ended since the last call, else None; never blocks."""
@@ -221,7 +229,9 @@ class Checkpointer:
             self._last_error = result.error
         return result
 
-    def _save_in_background(self, staged: dict[str, Any], step: int, samples: int, blocking_s: float) -> None:
+    def _save_in_background(
+        self, staged: dict[str, Any] | Exception, step: int, samples: int, blocking_s: float
+    ) -> None:
         began = time.monotonic()
         result = SaveResult(
             step=step,
@@ -238,11 +248,16 @@ class Checkpointer:
             result = replace(result, error=f"{type(error).__name__}: {error}")
         self._result = replace(result, total_s=blocking_s + time.monotonic() - began)
 
-    def _save(self, result: SaveResult, staged: dict[str, Any], samples: int) -> SaveResult:
+    def _save(self, result: SaveResult, staged: dict[str, Any] | Exception, samples: int) -> SaveResult:
         path = result.path
         try:
+            self._agree(lambda: _raise_if_error(staged))
             if self._on_rank_0(lambda: self._prepare(path)):
                 return replace(result, is_complete=True, is_verified=True)
+        except _SaveFailed as error:
+            return replace(result, error=str(error))
+        assert not isinstance(staged, Exception)  # agreed above
+        try:
             self._agree(lambda: await_visible(path))
             self._write_shards(staged, path)
             files = [file for part in self._agree(lambda: _seal(path, self._rank)) for file in part]
@@ -397,6 +412,11 @@ class Checkpointer:
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         return self._agree(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
+
+
+def _raise_if_error(staged: dict[str, Any] | Exception) -> None:
+    if isinstance(staged, Exception):
+        raise staged
 
 
 def _portable(found: bytes | CheckpointRejected | OSError | None) -> Any:

@@ -164,6 +164,27 @@ def test_a_folder_that_cannot_be_made_fails_the_save_and_not_the_training(
     assert "checkpoints" in result.error
 
 
+def test_a_copy_that_host_memory_has_no_room_for_fails_the_save_and_not_the_training(
+    make: Callable[..., Checkpointer], state: TrainState
+) -> None:
+    from trainer.state import TrainState
+
+    class TooLarge(TrainState):
+        def __init__(self) -> None:
+            self.step, self.samples = 4, 16
+
+        def collect(self) -> dict[str, object]:
+            raise MemoryError("no room for the copy")
+
+    checkpointer = make()
+    before = _save(checkpointer, state)
+    checkpointer.save(TooLarge())
+    result = checkpointer.wait()
+    assert result is not None
+    assert "no room for the copy" in result.error
+    assert before.exists()
+
+
 def test_saves_that_keep_failing_end_the_training_at_last(make: Callable[..., Checkpointer], state: TrainState) -> None:
     from trainer.checkpoint import SavesKeepFailing
 
