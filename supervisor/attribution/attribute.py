@@ -1,0 +1,167 @@
+"""Why an attempt ended: everything that it left behind, ranked into one cause. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurm.types import JobRecord, JobState
+from supervisor.attribution.exits import read_exit
+from supervisor.attribution.signs import Sign, Weight, find_signs
+from supervisor.attribution.torchrun import parse_failures
+from supervisor.model import Cause, RunView
+
+MAX_EVIDENCE = 10
+MAX_TEXT = 64 * 1024  # of each source
+MAX_SOURCES = 256  # node reports read; those of nodes that ended badly first
+
+
+def attribute(view: RunView, job: JobRecord | None) -> Cause:
+    """One cause with its evidence, best first; kind "unknown" when nothing says anything."""
+    signs = _rank(_gather(view, job), view)
+    if not signs:
+        return Cause(kind="unknown", sentence=_last_resort(view, job))
+    best = signs[0]
+    node = _blamed_node(best, signs, view)
+    return Cause(
+        kind=best.kind,
+        sentence=_sentence(best, node),
+        node=node,
+        evidence=_evidence(signs),
+        is_curable=best.is_curable,
+        blames_node=best.blames_node and node is not None,
+    )
+
+
+# ---------------------------------------------------------------- gathering
+
+
+def _gather(view: RunView, job: JobRecord | None) -> list[Sign]:
+    signs = list(_read_reports(view))
+    signs += _read_job_log(view)
+    signs += _read_exits(view)
+    if job is not None and job.state is JobState.OUT_OF_MEMORY:
+        signs.append(Sign(kind="host_memory", weight=Weight.MEMORY, text=f"Slurm: job {job.job_id} OUT_OF_MEMORY"))
+    return signs
+
+
+def _read_reports(view: RunView) -> Iterator[Sign]:
+    reports = sorted(view.node_reports, key=lambda report: not report.exit_code)
+    for report in reports[:MAX_SOURCES]:
+        text = report.log_tail[-MAX_TEXT:]
+        yield from find_signs(text, report.node)
+        yield from _read_torchrun(text)
+
+
+def _read_job_log(view: RunView) -> Iterator[Sign]:
+    text = view.log_tail[-4 * MAX_TEXT :]
+    only_node = view.node_reports[0].node if len(view.node_reports) == 1 else None
+    yield from find_signs(text, only_node)
+    yield from _read_torchrun(text)
+
+
+def _read_torchrun(text: str) -> Iterator[Sign]:
+    for failure in parse_failures(text):
+        who = f"rank {failure.rank} on {failure.host}"
+        sign = read_exit(failure.exit_code, who, node=failure.host or None, rank=failure.rank)
+        if sign is not None:
+            yield sign
+
+
+def _read_exits(view: RunView) -> Iterator[Sign]:
+    codes = dict(view.exit.nodes) if view.exit is not None else {}
+    codes |= {report.node: report.exit_code for report in view.node_reports if report.exit_code is not None}
+    for node, code in codes.items():
+        sign = read_exit(code, node, node=node)
+        if sign is not None:
+            yield sign
+
+
+# ---------------------------------------------------------------- ranking
+
+
+def _rank(signs: list[Sign], view: RunView) -> list[Sign]:
+    """Best first, each text once. Between equals: the node that the launcher names, then what stands first."""
+    named = view.exit.node if view.exit is not None else None
+    order = sorted(signs, key=lambda s: (s.weight, s.node != named if named else False, s.position))
+    seen: set[str] = set()
+    ranked = []
+    for sign in order:
+        if sign.text not in seen:
+            seen.add(sign.text)
+            ranked.append(sign)
+    return _name_nodes(ranked, signs)
+
+
+def _name_nodes(ranked: list[Sign], signs: list[Sign]) -> list[Sign]:
+    """The job's log repeats the nodes' words without saying whose they are: take the node from where it is known."""
+    known = {sign.text: sign.node for sign in signs if sign.node is not None}
+    by_rank = {sign.rank: sign.node for sign in signs if sign.rank is not None and sign.node is not None}
+    return [
+        sign
+        if sign.node
+        else _on(sign, known.get(sign.text) or (by_rank.get(sign.rank) if sign.rank is not None else None))
+        for sign in ranked
+    ]
+
+
+def _on(sign: Sign, node: str | None) -> Sign:
+    return Sign(
+        kind=sign.kind,
+        weight=sign.weight,
+        text=sign.text,
+        node=node,
+        rank=sign.rank,
+        is_curable=sign.is_curable,
+        blames_node=sign.blames_node,
+        position=sign.position,
+    )
+
+
+def _blamed_node(best: Sign, signs: list[Sign], view: RunView) -> str | None:
+    """The node that the best sign is about. Of mere victims nobody is named but the one node that said nothing."""
+    if best.weight in (Weight.VICTIM, Weight.TIMEOUT, Weight.TERMINATED):
+        return _silent_node(signs, view)
+    same = {sign.node for sign in signs if sign.weight is best.weight and sign.kind == best.kind}
+    if best.weight is Weight.TRACEBACK and len(same) > 1:
+        return None  # the same everywhere: the program, not a node
+    return best.node
+
+
+def _silent_node(signs: list[Sign], view: RunView) -> str | None:
+    """The only node of the attempt that left no word and no exit code, when all others did."""
+    if view.exit is None:
+        return None
+    spoke = {sign.node for sign in signs} | {report.node for report in view.node_reports}
+    silent = [node for node, code in view.exit.nodes.items() if code is None and node not in spoke]
+    return silent[0] if len(silent) == 1 and len(view.exit.nodes) > 1 else None
+
+
+# ---------------------------------------------------------------- words
+
+_MEANINGS = {
+    "peer_lost": "ranks lost their peers",
+    "collective_timeout": "a collective did not end in time",
+    "terminated": "terminated from outside",
+}
+
+
+def _sentence(best: Sign, node: str | None) -> str:
+    meaning = _MEANINGS.get(best.kind)
+    if meaning is not None:
+        return f"{meaning}; {node} left no word" if node else f"{meaning} ({best.text[:200]})"
+    where = node or best.node
+    is_named = where is None or where in best.text
+    return best.text[:300] if is_named else f"{where}: {best.text[:300]}"
+
+
+def _evidence(signs: list[Sign]) -> tuple[str, ...]:
+    return tuple(
+        f"{sign.node}: {sign.text[:300]}" if sign.node and sign.node not in sign.text else sign.text[:300]
+        for sign in signs[:MAX_EVIDENCE]
+    )
+
+
+def _last_resort(view: RunView, job: JobRecord | None) -> str:
+    if view.exit is not None:
+        return view.exit.reason or f"exit code {view.exit.exit_code}"
+    return f"Slurm: job {job.job_id} {job.raw_state}" if job is not None else "it left no trace"
