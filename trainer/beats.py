@@ -262,6 +262,9 @@ class BeatClient:
     """A node's end of the channel: beats from a thread of its own, and comes back when the connection breaks.
 
     `state` is called for the fields of each beat; `connected` for the messages to (re)send after each hello.
+
+    After a freeze (a suspended job, a stopped node) what stands in the connection is old news and proves nothing: the
+    node connects anew, and is lost unless the launcher answers within a short time.
     """
 
     def __init__(
@@ -272,6 +275,7 @@ class BeatClient:
         interval_s: float,
         state: Callable[[], Message],
         connected: Callable[[], list[Message]],
+        lost_after_s: float,
     ) -> None:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()  # may be fed from a signal handler
         self._address = address
@@ -279,7 +283,10 @@ class BeatClient:
         self._interval_s = interval_s
         self._state = state
         self._connected = connected
-        self._heard_at = time.monotonic()
+        self._lost_after_s = lost_after_s
+        self._frozen_s = lost_after_s / 2  # a thread that did not run for this long was stopped, not busy
+        self._answer_limit_s = lost_after_s / 5  # after a freeze, for a new connection and the launcher's answer
+        self._heard_at = self._turned_at = time.monotonic()
         self._local_address = ""
         self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._wake, self._waker = socket.socketpair()
@@ -297,9 +304,14 @@ class BeatClient:
         self._outbox.put(message)
         self._wake_up()
 
-    def silent_s(self) -> float:
-        """Seconds since the launcher was last heard."""
-        return time.monotonic() - self._heard_at
+    def is_lost(self) -> bool:
+        """True when the launcher was not heard for `lost_after_s`."""
+        now = time.monotonic()
+        if not self._thread.is_alive():
+            return True
+        if now - self._turned_at > self._frozen_s:
+            return False  # both threads were stopped just now: the other one looks first
+        return now - self._heard_at > self._lost_after_s
 
     @property
     def local_address(self) -> str:
@@ -326,7 +338,17 @@ class BeatClient:
                     self._serve(sock)
             except (OSError, ChannelError):
                 pass
+            self._turn()
             self._stopping.wait(0.2)
+
+    def _turn(self) -> bool:
+        """Note that this thread runs; True when it was stopped before."""
+        now = time.monotonic()
+        was_frozen = now - self._turned_at > self._frozen_s
+        if was_frozen:
+            self._heard_at = max(self._heard_at, now - self._lost_after_s + self._answer_limit_s)
+        self._turned_at = now
+        return was_frozen
 
     def _serve(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -341,6 +363,8 @@ class BeatClient:
             beat_at = time.monotonic()
             while True:
                 ready = {key.fileobj for key, _ in selector.select(max(0.0, beat_at - time.monotonic()))}
+                if self._turn():
+                    return
                 if self._wake in ready:
                     _drain(self._wake)
                 if sock in ready:

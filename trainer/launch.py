@@ -46,6 +46,7 @@ from trainer.verdict import (
 )
 
 REPORT_INTERVAL_S = 1.0
+OWN_SILENCE_S = 1.0  # a cycle takes a tenth of this
 EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_MISCONFIGURED = 127
 
@@ -191,7 +192,7 @@ class Launcher:
         self._server = BeatServer(secret=self._secret, nodes=frozenset(nodes))
         self._writer = Writer(attempt_dir)
         self._step: Step | None = None
-        self._started_at = time.monotonic()
+        self._started_at = self._turned_at = time.monotonic()
         self._enough_at: float | None = None
         self._go: Go | None = None
         self._ends: list[NodeEnd] = []  # of the nodes that train, in the order of their arrival
@@ -218,6 +219,7 @@ class Launcher:
         return self._conclude(verdict)
 
     def _cycle(self) -> Verdict | None:
+        self._forgive_own_silence()
         for event in self._server.poll(_POLL_S):
             self._take(event)
         self._look_at_srun()
@@ -438,6 +440,17 @@ class Launcher:
         if any(now - self._silent_since[name] > self._limits.silent_s for name in silent):
             return self._judge_silence(silent)
         return None
+
+    def _forgive_own_silence(self) -> None:
+        """A suspended job stops the launcher too: what it did not hear meanwhile is not the nodes' silence."""
+        now = time.monotonic()
+        gap_s = now - self._turned_at
+        self._turned_at = now
+        if gap_s < OWN_SILENCE_S:
+            return
+        for node in self._nodes.values():
+            if node.beat_at is not None:
+                node.beat_at += gap_s
 
     def _is_wavering(self, name: str, now: float) -> bool:
         """Neither surely alive nor surely silent: the next second decides."""

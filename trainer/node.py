@@ -351,6 +351,7 @@ class NodeAgent:
             interval_s=spec.beat_interval_s,
             state=lambda: {"state": self._state},
             connected=self._list_news,
+            lost_after_s=lost_after_s,
         )
 
     def run(self) -> int:
@@ -385,7 +386,7 @@ class NodeAgent:
                 return self._finish()
             self._look_at_checks()
             self._look_at_training()
-            if self._client.silent_s() > self._lost_after_s:
+            if self._client.is_lost():
                 self._end(EXIT_TERMINATED, f"no word from the launcher for {self._lost_after_s:g} s: ranks stopped")
                 return self._finish()
             if self._ended is not None:

@@ -254,6 +254,36 @@ def test_a_node_without_its_launcher_stops_its_ranks(attempt: Attempt) -> None:
     assert eventually(lambda: not [pid for pid in attempt.processes() if _is_worker(pid)], deadline_s=5)
 
 
+def test_a_suspended_job_goes_on_where_it_stopped(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2, silent_after_s=1.0)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    pids = attempt.processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    resume_at = time.monotonic() + 2.5  # longer than a node goes on without its launcher, in this rig
+    assert eventually(lambda: time.monotonic() > resume_at)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    before = attempt.report()
+    assert before is not None
+    assert eventually(lambda: (report := attempt.report()) and report.seq > before.seq + 2)
+    report = attempt.report()
+    assert report is not None
+    assert (report.phase, report.silent) == ("running", ())
+    assert set(pids) <= set(attempt.processes())
+
+
+def test_a_step_that_cannot_be_created_ends_with_sruns_words(attempt: Attempt, tmp_path: Path) -> None:
+    refusing = tmp_path / "bin" / "srun"
+    refusing.parent.mkdir()
+    refusing.write_text("#!/bin/sh\necho 'srun: error: Unable to create step for job 7: Access denied' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    attempt.start("", nodes=1, path=f"{refusing.parent}:{os.environ['PATH']}")
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (1, None)
+    assert "Access denied" in record.reason
+
+
 def _is_worker(pid: int) -> bool:
     return b"\0LOCAL_RANK=" in _environment_of(pid)
 

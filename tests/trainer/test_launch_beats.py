@@ -38,15 +38,14 @@ def collect(server: BeatServer, until: Callable[[list[BeatEvent]], bool], deadli
     raise AssertionError(events)
 
 
-def client(
-    server: BeatServer, node: str = "n1", secret: str = "s3cret", news: list[Message] | None = None
-) -> BeatClient:
+def client(server: BeatServer, news: list[Message] | None = None) -> BeatClient:
     client = BeatClient(
         address=("127.0.0.1", server.port),
-        hello={"type": "hello", "secret": secret, "node": node},
+        hello={"type": "hello", "secret": "s3cret", "node": "n1"},
         interval_s=0.05,
         state=lambda: {"state": "running"},
         connected=lambda: news or [],
+        lost_after_s=0.5,
     )
     client.start()
     return client
@@ -128,22 +127,20 @@ def test_orders_reach_the_node_and_keep_it_from_feeling_alone(server: BeatServer
     server.send("n2", {"type": "go", "rank": 1})  # not there: nothing happens
     collect(server, lambda _: not node.inbox.empty())
     assert node.inbox.get(timeout=1)["type"] in ("go", "ping")
-    assert node.silent_s() < 2
+    assert not node.is_lost()
     node.stop(2)
 
 
-def test_a_node_without_a_launcher_knows_how_long_it_is_alone() -> None:
-    with closing(BeatServer(secret="x", nodes=frozenset({"n1"}), host="127.0.0.1")) as server:
+def test_a_node_knows_when_it_has_lost_its_launcher() -> None:
+    with closing(BeatServer(secret="s3cret", nodes=frozenset({"n1"}), host="127.0.0.1")) as server:
         node = client(server)
-    assert collect_silence(node, 0.3)
-    node.stop(3)
-
-
-def collect_silence(node: BeatClient, seconds: float) -> bool:
+        collect(server, lambda events: "beat" in kinds(events))
+        assert not node.is_lost()
     stop = time.monotonic() + 5
-    while node.silent_s() < seconds and time.monotonic() < stop:
+    while not node.is_lost() and time.monotonic() < stop:
         time.sleep(0.02)
-    return node.silent_s() >= seconds
+    assert node.is_lost()
+    node.stop(3)
 
 
 def test_lines_are_put_together_from_pieces() -> None:
