@@ -197,7 +197,7 @@ def daemon_line(status: Status) -> str:
     if status.liveness.is_there:
         word = "busy" if is_running(status) else "NOT ANSWERING, frozen?"
         return f"daemon: {word} ({seen}): {status.liveness.why}"
-    return f"daemon: NOT RUNNING ({seen}); what follows is what it last knew. {status.liveness.why}"
+    return f"daemon: NOT RUNNING ({status.liveness.why}); what follows is what it last knew ({seen})"
 
 
 def status_table(status: Status) -> Table:
@@ -242,9 +242,10 @@ def mtbf_words(mtbf: Mtbf | None) -> str:
     """MTBF with its interval; a lower bound while nothing has failed."""
     if mtbf is None:
         return "-"
-    if mtbf.mtbf_h is None:
-        return f"> {mtbf.low_h:.2g} h"
-    return f"{mtbf.mtbf_h:.2g} h ({mtbf.low_h:.2g} to {mtbf.high_h:.2g})"
+    if mtbf.mtbf_h is None or mtbf.high_h is None:
+        return f"> {duration(mtbf.low_h * 3600)}"
+    low, high = duration(mtbf.low_h * 3600), duration(mtbf.high_h * 3600)
+    return f"{duration(mtbf.mtbf_h * 3600)} ({low} to {high})"
 
 
 def fold(nodes: Sequence[str]) -> str:

@@ -141,8 +141,8 @@ def test_a_daemon_that_waits_for_slurm_says_so() -> None:
 
 
 def test_without_a_failure_a_bound_is_shown_and_no_infinity() -> None:
-    assert mtbf_words(estimate_mtbf(3600 * 30, 0)) == "> 10 h"
-    assert mtbf_words(estimate_mtbf(3600 * 30, 3)).startswith("10 h (")
+    assert mtbf_words(estimate_mtbf(3600 * 30, 0)) == "> 10.0 h"
+    assert mtbf_words(estimate_mtbf(3600 * 30, 3)).startswith("10.0 h (")
     assert mtbf_words(None) == "-"
 
 

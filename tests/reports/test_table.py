@@ -73,5 +73,5 @@ def test_no_node_that_either_side_knows_is_left_out() -> None:
 
 
 def test_a_history_without_interruptions_gives_a_bound() -> None:
-    assert "> 10 h" in summary_line(History(interruptions=(), observed_s=3600 * 30, since=None))
+    assert "> 10.0 h" in summary_line(History(interruptions=(), observed_s=3600 * 30, since=None))
     assert "MTBF -" in summary_line(History(interruptions=(), observed_s=0, since=None))
