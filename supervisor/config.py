@@ -114,6 +114,8 @@ class SweepLimits:
     shm_min_total_bytes: int = 0  # 0: any size
     clock_max_skew_s: float = 1.0  # against the head node
     shared_paths: tuple[str, ...] = ()  # must be visible and writable on every node
+    gpu_count: int = 0  # GPUs that every node must have; 0: GPUs are not looked at
+    kernel_log_window_s: float = 0.0  # how far back the kernel log is read for GPU errors; 0: not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,6 +453,8 @@ def _settings_problems(settings: Settings) -> Iterator[Problem]:
         ("[sweep] interval_s", sweep.interval_s),
         ("[sweep.limits] disk_min_free_bytes", sweep.limits.disk_min_free_bytes),
         ("[sweep.limits] shm_min_total_bytes", sweep.limits.shm_min_total_bytes),
+        ("[sweep.limits] gpu_count", sweep.limits.gpu_count),
+        ("[sweep.limits] kernel_log_window_s", sweep.limits.kernel_log_window_s),
     )
     for key, value in at_least_0:
         yield _is_below(value), f"{key} must be 0 or more, not {value:g}"

@@ -9,6 +9,7 @@ import pytest
 
 from supervisor import config
 from supervisor.config import ConfigError, Settings, load_settings, parse_settings
+from supervisor.probes.limits import parse_limits
 from supervisor.model import DrainPolicy, Policy
 
 HERE = Path("/etc/supervisor/supervisor.toml")
@@ -51,6 +52,12 @@ def test_the_limits_of_a_sweep_survive_json() -> None:
     limits = parse_settings('[sweep.limits]\ndisk_paths = ["/scratch"]\n', path=HERE).sweep_limits
     assert json.loads(json.dumps(limits)) == limits
     assert limits["disk_paths"] == ["/scratch"]
+
+
+def test_the_node_probes_take_the_limits_that_are_set() -> None:
+    text = '[sweep.limits]\ndisk_paths = ["/scratch"]\ngpu_count = 8\nclock_max_skew_s = 2\n'
+    limits = parse_limits(parse_settings(text, path=HERE).sweep_limits)
+    assert (limits.disk_paths, limits.gpu_count, limits.clock_max_skew_s) == (("/scratch",), 8, 2.0)
 
 
 @pytest.mark.parametrize(
