@@ -9,8 +9,8 @@ import pytest
 
 from supervisor import config
 from supervisor.config import ConfigError, Settings, load_settings, parse_settings
-from supervisor.probes.limits import parse_limits
 from supervisor.model import DrainPolicy, Policy
+from supervisor.probes.limits import parse_limits
 
 HERE = Path("/etc/supervisor/supervisor.toml")
 
