@@ -25,7 +25,7 @@ def render_batch_script(
     pythonpath: str = "",
     options: Mapping[str, str | bool] | None = None,
 ) -> str:
-    """A batch script that becomes `python -m trainer.launch attempt_dir`.
+    """A batch script that becomes `python -P -m trainer.launch attempt_dir`.
 
     `exec`, so that no shell stands between Slurm and the launcher: signals reach it, and its exit code is the job's (a
     script that goes on after the training would end 0 though a node died under it). `options`: further `#SBATCH`
@@ -43,7 +43,8 @@ def render_batch_script(
     from submitit.slurm.slurm import _make_sbatch_string
 
     text: str = _make_sbatch_string(
-        command=f"exec {shlex.join([str(python), '-m', LAUNCHER_MODULE, str(attempt_dir)])}",
+        # -P: without it Python looks in the working directory first, and a user's own trainer/ there would be run.
+        command=f"exec {shlex.join([str(python), '-P', '-m', LAUNCHER_MODULE, str(attempt_dir)])}",
         folder=attempt_dir,
         job_name=job_name,
         **_UNSET,

@@ -40,7 +40,7 @@ def test_the_script_asks_for_what_every_attempt_needs_and_nothing_else() -> None
 
 def test_the_script_ends_by_becoming_the_launcher() -> None:
     last = [line for line in render().splitlines() if line][-1]
-    assert last == "exec /opt/venv/bin/python -m trainer.launch /runs/a/attempts/7"
+    assert last == "exec /opt/venv/bin/python -P -m trainer.launch /runs/a/attempts/7"
 
 
 def test_the_script_is_the_same_each_time() -> None:
@@ -61,7 +61,7 @@ def test_hostile_paths_reach_the_launcher_unchanged(tmp_path: Path) -> None:
     text = render(HOSTILE, pythonpath="/src/a b'c").replace("/opt/venv/bin/python", shlex.quote(str(spy)))
     script.write_text(text)
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.strip() == repr(["-m", "trainer.launch", str(HOSTILE)])
+    assert done.stdout.strip() == repr(["-P", "-m", "trainer.launch", str(HOSTILE)])
     assert not (tmp_path / "x").exists()
 
 
