@@ -143,9 +143,9 @@ def _add_last_words(findings: Findings, paths: RunPaths, attempt: int, notes: No
 
 
 def _read_record(kind: type[T], path: Path, max_bytes: int, attempt: int, notes: Notes) -> tuple[T | None, Content]:
-    data = _read_file(path, max_bytes, notes)
+    data, is_there = _read_file(path, max_bytes, notes)
     if data is None:
-        return None, Content(digest="", is_there=False)
+        return None, Content(digest="", is_there=is_there)
     content = Content(digest=xxhash.xxh3_128_hexdigest(data), is_there=True)
     try:
         record = _of_attempt(parse_record(kind, data), attempt)
@@ -171,16 +171,17 @@ def parse_record(kind: type[T], data: bytes) -> T:
     return record
 
 
-def _read_file(path: Path, max_bytes: int, notes: Notes) -> bytes | None:
+def _read_file(path: Path, max_bytes: int, notes: Notes) -> tuple[bytes | None, bool]:
+    """Content, None when it can't be read; and whether anything is there."""
     try:
-        return read_bounded(path, max_bytes)
+        return read_bounded(path, max_bytes), True
     except FileNotFoundError:
-        return None
+        return None, False
     except NotAFile as error:
         notes.add(path, error)
     except OSError as error:
         notes.add(path, error.strerror)
-    return None
+    return None, True
 
 
 def _read_log_tail(path: Path, notes: Notes) -> str:
