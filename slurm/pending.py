@@ -1,0 +1,53 @@
+"""Why a job waits: Slurm's reason word as one of the few things that a caller can do about it. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slurm.hostlist import HostlistUnreadable, expand_nodes
+
+
+class PendingKind(StrEnum):
+    """What becomes of a waiting job if nobody does anything."""
+
+    WAITS = "waits"  # it starts when its turn comes
+    NODES = "nodes"  # the nodes it needs are down, drained or reserved: fewer nodes, or others, may do
+    HELD = "held"  # it waits until someone releases it; after a failed launch Slurm holds it by itself
+    BLOCKED = "blocked"  # it never starts as it was submitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingReason:
+    """A kind, and the nodes that Slurm names as unavailable."""
+
+    kind: PendingKind
+    nodes: tuple[str, ...] = ()
+
+
+# First hit wins. Words are compared without blanks, underscores and case: squeue prints some of them both ways.
+_RULES: tuple[tuple[re.Pattern[str], PendingKind], ...] = (
+    (re.compile(r"held|jobholdmaxrequeue"), PendingKind.HELD),
+    (re.compile(r"reqnodenotavail|unavailablenodes|nodedown|nodesrequired"), PendingKind.NODES),
+    # Limits on the size of one job do not pass; limits on how much runs at a time do.
+    (re.compile(r"neversatisfied|perjoblimit|perjob$|badconstraints|invalid"), PendingKind.BLOCKED),
+    (re.compile(r"partition(node|time)limit"), PendingKind.BLOCKED),
+)
+
+_UNAVAILABLE = re.compile(r"UnavailableNodes:\s*([^\s()]+)")
+
+
+def classify_pending(reason: str) -> PendingReason:
+    """What a pending job's reason means; a word that is not known means that it waits."""
+    plain = re.sub(r"[\s_]", "", reason).lower()
+    kind = next((kind for pattern, kind in _RULES if pattern.search(plain)), PendingKind.WAITS)
+    return PendingReason(kind=kind, nodes=_named_nodes(reason) if kind is PendingKind.NODES else ())
+
+
+def _named_nodes(reason: str) -> tuple[str, ...]:
+    found = _UNAVAILABLE.search(reason)
+    try:
+        return expand_nodes(found[1]) if found else ()
+    except HostlistUnreadable:
+        return ()
