@@ -53,7 +53,7 @@ def render_slurm_conf(spec: SandboxSpec, shape: SlurmShape) -> str:
         "MpiDefault=none",
         "PropagateResourceLimits=NONE",
         "SelectType=select/cons_tres",
-        "SelectTypeParameters=CR_Core_Memory",
+        "SelectTypeParameters=CR_Core",
         "SlurmdParameters=config_overrides",
         "SchedulerType=sched/backfill",
         f"SchedulerParameters={_SCHEDULER}",
@@ -143,8 +143,9 @@ def render_gres_conf(spec: SandboxSpec) -> str:
 
 
 def render_hosts(spec: SandboxSpec) -> str:
-    """/etc/hosts as the isolated nodes see it."""
-    lines = ["127.0.0.1 localhost", f"{spec.head_address} {spec.head_host}"]
+    """/etc/hosts as the isolated nodes and the controller see it."""
+    # Since 24.11 the controller looks up the host that a command came from, for seconds, holding its locks.
+    lines = ["127.0.0.1 localhost", f"{spec.head_address} {spec.head_host} {spec.machine_host}"]
     return "\n".join(lines + [f"{node.address} {node.name}" for node in spec.nodes]) + "\n"
 
 

@@ -27,6 +27,7 @@ from slurm.sandbox.conf import RESOLV_CONF, render_cgroup_conf, render_gres_conf
 from slurm.sandbox.installed import find_tool, read_slurm_shape, search_path
 from slurm.sandbox.network import Switch
 from slurm.sandbox.processes import (
+    adopt_orphans,
     await_true,
     die_with_parent,
     freeze_below,
@@ -52,6 +53,7 @@ def keeper_argv(spec: SandboxSpec) -> list[str]:
 def main() -> None:
     """Start the sandbox whose directory is the first argument, report on standard output, then serve until the end."""
     os.chdir("/")
+    adopt_orphans()  # so that they are gone, not only dead, where the machine's first process reaps nobody
     spec = read_spec(Path(sys.argv[1]))
     keeper = Keeper(spec)
     try:
@@ -336,11 +338,8 @@ class Keeper:
         return {}
 
     def _read_pids(self, name: str) -> list[int]:
-        holder = self._nodes[self._spec.node(name).name]
-        if holder.poll() is not None:
-            return []
-        first = [] if self._spec.mode == "isolated" else [holder.pid]  # isolated: `unshare`, which is outside
-        return first + [p.pid for p in read_descendants(holder.pid)]
+        # A loopback holder is not of the node: it stays awake in a frozen one, to end it when the keeper is killed.
+        return [p.pid for p in read_descendants(self._nodes[self._spec.node(name).name].pid)]
 
     # ------------------------------------------------------------ end
 
@@ -362,6 +361,7 @@ class Keeper:
             self._accounting.stop()
         if self._switch is not None:
             self._switch.remove()
+        _reap_orphans()
         self._listener.close()
         remove_entry(self._spec)
 
@@ -370,6 +370,12 @@ class Keeper:
 
     def _on_term(self, *_: object) -> None:
         self._stopping = True
+
+
+def _reap_orphans() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] > 0:
+            pass
 
 
 def _furnish(spec: SandboxSpec) -> None:

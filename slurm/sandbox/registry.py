@@ -1,16 +1,17 @@
-"""Which sandboxes this user has running on this machine, and the removal of what a killed keeper left."""
+"""Which sandboxes this user has running on this machine, and the removal of what a killed keeper left.
+
+Processes are no part of that: they end with their keeper.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 from slurm.sandbox.accounting import remove_database
 from slurm.sandbox.network import remove_link
-from slurm.sandbox.processes import is_alive, kill_below, read_stat, send
+from slurm.sandbox.processes import is_alive, read_stat
 from slurm.sandbox.spec import SandboxError, SandboxSpec, parse_spec, registry_dir, render_spec
 
 
@@ -47,24 +48,11 @@ def sweep_leftovers() -> tuple[str, ...]:
         except (OSError, SandboxError):
             continue  # just being written, or of another release
         if not is_alive(pid, started):
-            _kill_survivors(spec)
             remove_link(spec.head_link)
             remove_database(spec)
             remove_entry(spec)
             swept.append(spec.directory)
     return tuple(swept)
-
-
-def _kill_survivors(spec: SandboxSpec) -> None:
-    # Only a frozen loopback node outlives its keeper: it could not notice the end.
-    marker = spec.directory.encode()
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if not name.isdigit():
-            continue
-        with suppress(OSError):
-            if b"slurm.sandbox.holder" in (line := Path(f"/proc/{name}/cmdline").read_bytes()) and marker in line:
-                kill_below(int(name))
-                send([int(name)], signal.SIGKILL)
 
 
 def _read_entry(path: Path) -> tuple[int, int, SandboxSpec]:

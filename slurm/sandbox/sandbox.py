@@ -104,6 +104,7 @@ class Sandbox:
             is_temporary=directory is None,
             mode=chosen,
             mode_reason=reason,
+            machine_host=socket.gethostname(),
             head_host="head" if chosen == "isolated" else socket.gethostname().split(".")[0],
             head_address=head_address,
             is_local_only=chosen == "isolated" or _own_loopback_address() is not None,
@@ -149,7 +150,12 @@ class Sandbox:
     def run(self, *argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
         """One command on the head, with its output; the caller reads the exit code."""
         return subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=timeout_s, env={**os.environ, **self.env}
+            argv,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+            env={**os.environ, **self.env, "LC_ALL": "C.UTF-8"},
         )
 
     def run_on(self, node: str, *argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
@@ -159,7 +165,7 @@ class Sandbox:
         pids = self.node_pids(node)
         if not pids:
             raise SandboxError(f"node {node} has no power")
-        enter = [find_tool("nsenter") or "nsenter", f"--target={pids[0]}", "--all", "--"]
+        enter = [find_tool("nsenter") or "nsenter", f"--target={pids[0]}", "--all", "--root", "--"]
         return self.run(*enter, *argv, timeout_s=timeout_s)
 
     def log(self, name: str) -> Path:
@@ -204,7 +210,9 @@ class Sandbox:
 
     def fill_scratch(self, node: str) -> None:
         """Leave no free byte on the node's local disk."""
-        self.run_on(node, "dd", "if=/dev/zero", f"of={self.scratch}/filled", "bs=1M")
+        wrote = self.run_on(node, "dd", "if=/dev/zero", f"of={self.scratch}/filled", "bs=64k")
+        if "No space left" not in wrote.stderr:
+            raise SandboxError(f"{self.scratch} on {node} did not fill up: {wrote.stderr.strip()}")
 
     def empty_scratch(self, node: str) -> None:
         """Take back what `fill_scratch` wrote."""

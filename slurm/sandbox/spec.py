@@ -50,6 +50,7 @@ class SandboxSpec:
     is_temporary: bool  # the directory was made for this sandbox and goes with it
     mode: Mode
     mode_reason: str
+    machine_host: str  # this machine's own name: where Slurm's commands come from
     head_host: str
     head_address: str
     is_local_only: bool  # nothing listens on an address that other machines can reach

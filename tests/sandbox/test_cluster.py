@@ -27,14 +27,14 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 def pids_of(sandbox: Sandbox, node: str, command: str) -> list[int]:
-    return [pid for pid in sandbox.node_pids(node) if command.encode() in _cmdline(pid)]
+    return [pid for pid in sandbox.node_pids(node) if program_of(pid) == command]
 
 
-def _cmdline(pid: int) -> bytes:
+def program_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])).name
     except OSError:
-        return b""
+        return ""
 
 
 def state_of(pid: int) -> str:
