@@ -182,7 +182,7 @@ def _run_as_json(status: RunStatus) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- for people
 
-_COLUMNS = ("run", "state", "attempt", "job", "nodes", "step", "verified", "interruptions", "mtbf", "ettr", "reason")
+_COLUMNS = ("run", "state", "attempt", "job", "nodes", "step", "verified", "interrupted", "mtbf", "ettr", "reason")
 
 
 def daemon_line(status: Status) -> str:
@@ -205,7 +205,7 @@ def status_table(status: Status) -> Table:
     return Table(
         columns=_COLUMNS,
         rows=tuple(_row(run) for run in status.runs),
-        numeric=frozenset({"attempt", "job", "step", "verified", "interruptions", "ettr"}),
+        numeric=frozenset({"attempt", "job", "step", "verified", "interrupted", "ettr"}),
     )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+_SENTENCE_WIDTH = 24  # narrower, a reason is a column of single words
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -22,7 +24,7 @@ class Table:
 def render_plain(table: Table) -> str:
     """The table as aligned lines, as wide as its content, without blanks at the ends of lines."""
     lines = [tuple(column.upper() for column in table.columns), *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    widths = _widths(table)
     is_right = [column in table.numeric for column in table.columns]
     return "\n".join(_plain_line(line, widths, is_right) for line in lines)
 
@@ -46,11 +48,20 @@ def print_table(table: Table, stream: TextIO | None = None) -> None:
     from rich.text import Text
 
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
-    for column in table.columns:
-        drawn.add_column(column, justify="right" if column in table.numeric else "left", overflow="fold")
+    *columns, last = table.columns
+    for column in columns:
+        drawn.add_column(column, justify="right" if column in table.numeric else "left", no_wrap=True)
+    drawn.add_column(last, overflow="fold")  # only the sentence at the end may take several lines
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))  # Text: brackets in a reason are no markup
-    Console(file=target).print(drawn)
+    needed = sum(width + 2 for width in _widths(table)[:-1]) + _SENTENCE_WIDTH
+    console = Console(file=target)
+    console.width = max(console.width, needed)
+    console.print(drawn)
+
+
+def _widths(table: Table) -> list[int]:
+    return [max(len(line[i]) for line in (table.columns, *table.rows)) for i in range(len(table.columns))]
 
 
 def render_json(report: Mapping[str, Any], *, is_compact: bool = False) -> str:

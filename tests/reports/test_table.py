@@ -75,3 +75,16 @@ def test_no_node_that_either_side_knows_is_left_out() -> None:
 def test_a_history_without_interruptions_gives_a_bound() -> None:
     assert "> 10.0 h" in summary_line(History(interruptions=(), observed_s=3600 * 30, since=None))
     assert "MTBF -" in summary_line(History(interruptions=(), observed_s=0, since=None))
+
+
+def test_on_a_narrow_terminal_only_the_sentence_at_the_end_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "30")
+    stream = Terminal()
+    print_table(Table(columns=("run", "state", "reason"), rows=(("llama-70b", "recovering", "word " * 12),)), stream)
+    lines = stream.getvalue().splitlines()
+    assert any("llama-70b  recovering  word word" in line for line in lines)
+    assert len(lines) > 2
