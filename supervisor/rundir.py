@@ -11,6 +11,7 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -155,7 +156,8 @@ class _Pool:
         self._members: list[_Member] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        self._members.append(self._start())  # starts while the daemon goes on
+        with suppress(RunDirUnreadable):  # tried again, and said, by the first question
+            self._members.append(self._start())  # comes up while the daemon goes on
 
     def ask(self, key: str, question: Question, deadline_s: float) -> bytes:
         member = self._take(key)
@@ -212,4 +214,7 @@ class _Pool:
                 raise RunDirUnreadable(f"{key}: no answer for {waited_s:.1f} s")
 
     def _start(self) -> _Member:
-        return _Member(child=Child("supervisor.rundir_child", uid=self._uid, gid=self._gid))
+        try:
+            return _Member(child=Child("supervisor.rundir_child", uid=self._uid, gid=self._gid))
+        except OSError as error:
+            raise RunDirUnreadable(f"no reading process could be started: {error}") from None

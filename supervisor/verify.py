@@ -251,13 +251,18 @@ class Verifier:
                 is_due = waiting.not_before <= time.monotonic() and not self._is_closed
                 if is_due and len(self._jobs) < self._max and waiting.order.run not in busy_runs:
                     self._waiting.remove(waiting)
-                    self._jobs.append(self._launch(waiting))
+                    self._launch(waiting)
 
-    def _launch(self, waiting: _Waiting) -> _Job:
-        child = Child("supervisor.verify", uid=waiting.uid, gid=waiting.gid)
+    def _launch(self, waiting: _Waiting) -> None:
+        started_at = datetime.now(UTC)
+        try:
+            child = Child("supervisor.verify", uid=waiting.uid, gid=waiting.gid)
+        except OSError as error:
+            self._settle(waiting, Readback(ok=None, detail=f"no process could be started: {error}"), started_at)
+            return
         with suppress(ChildLate, ChildGone):  # said again, and handled, by the first `receive`
             child.tell(msgspec.json.encode(waiting.order), deadline_s=1.0)
-        return _Job(waiting=waiting, child=child, started_at=datetime.now(UTC), heard=time.monotonic())
+        self._jobs.append(_Job(waiting=waiting, child=child, started_at=started_at, heard=time.monotonic()))
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -282,24 +287,21 @@ class Verifier:
         return None
 
     def _finish(self, job: _Job, result: Readback) -> None:
-        order = job.waiting.order
         job.child.kill()
         is_gone = job.child.close(wait_s=0.2)
         with self._lock:
             self._jobs.remove(job)
             self._abandoned = [c for c in self._abandoned if c.is_alive()] + ([] if is_gone else [job.child])
-            if result.ok is None:
-                self._not_before[job.waiting.key] = time.monotonic() + self._retry_after_s
-            self._done.append(
-                Verification(
-                    run=order.run,
-                    step=order.step,
-                    attempt=order.attempt,
-                    ok=result.ok,
-                    detail=result.detail,
-                    started_at=job.started_at,
-                )
-            )
+            self._settle(job.waiting, result, job.started_at)
+
+    def _settle(self, waiting: _Waiting, result: Readback, started_at: datetime) -> None:
+        """Keep one result for `collect`; the lock is held."""
+        run, step, attempt = waiting.key
+        if result.ok is None:
+            self._not_before[waiting.key] = time.monotonic() + self._retry_after_s
+        self._done.append(
+            Verification(run=run, step=step, attempt=attempt, ok=result.ok, detail=result.detail, started_at=started_at)
+        )
 
 
 # ---------------------------------------------------------------- child side
