@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -599,8 +600,10 @@ class Launcher:
                 for name in self._nodes:
                     self._server.send(name, {"type": "signal", "number": number})
             elif number in (signal.SIGTERM, signal.SIGINT):
-                reason = f"the launcher received {signal.Signals(number).name}"
-                return Verdict(exit_code=128 + number, reason=reason)
+                silent = sorted(self._silent_since, key=self._silent_since.__getitem__)
+                evidence = f"; silent: {', '.join(silent)}" if silent else ""
+                reason = f"the launcher received {signal.Signals(number).name}{evidence}"
+                return Verdict(exit_code=128 + number, reason=reason, node=silent[0] if silent else None)
         return None
 
 
@@ -630,6 +633,7 @@ def main(
     except (OSError, ContractError) as error:
         return _refuse(attempt_dir, int(job_id) if job_id.isdecimal() else 0, str(error))
     own_node = os.environ.get("SLURMD_NODENAME") or nodes[0]
+    _allow_connections(len(nodes))
     launcher = Launcher(
         spec=spec,
         attempt_dir=attempt_dir,
@@ -642,6 +646,15 @@ def main(
         limits=limits or Limits(),
     )
     return launcher.run()
+
+
+def _allow_connections(count: int) -> None:
+    """Room for one connection per node; most systems start a process with 1,024 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _find_step_nodes(spec: AttemptSpec, environment: Mapping[str, str]) -> tuple[str, ...]:

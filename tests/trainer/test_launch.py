@@ -220,6 +220,17 @@ def test_a_frozen_node_is_reported_silent_and_named_when_nobody_acts(attempt: At
     assert (record.exit_code, record.node, record.nodes["n2"]) == (77, "n2", None)
 
 
+def test_a_cancelled_job_still_names_its_silent_node(attempt: Attempt) -> None:
+    attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
+    assert eventually(lambda: attempt.silent() == ("n2",))
+    assert attempt.process is not None
+    attempt.process.terminate()
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (143, "n2")
+
+
 def test_a_node_that_answers_again_is_not_silent(attempt: Attempt) -> None:
     attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
     assert eventually(lambda: attempt.is_up(0, 1))
@@ -230,8 +241,10 @@ def test_a_node_that_answers_again_is_not_silent(attempt: Attempt) -> None:
 
 
 def test_victims_of_a_silent_node_are_not_blamed(attempt: Attempt) -> None:
-    program = SLEEP.replace("time.sleep(99)", "time.sleep(99 if os.environ['RANK'] == '1' else 1); raise SystemExit(1)")
-    attempt.start(program, nodes=2, silent_after_s=2.0)
+    program = SLEEP.replace(
+        "time.sleep(99)", "time.sleep(99 if os.environ['RANK'] == '1' else 0.3); raise SystemExit(1)"
+    )
+    attempt.start(program, nodes=2, silent_after_s=1.0)
     assert eventually(lambda: attempt.is_up(0, 1))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     record = attempt.end()
