@@ -530,6 +530,7 @@ def parse_cluster(config_text: str, partitions_text: str) -> ClusterFacts | Unre
         slurmd_timeout_s=_config_seconds(config, "SlurmdTimeout"),
         min_job_age_s=_config_seconds(config, "MinJobAge"),
         message_timeout_s=_config_seconds(config, "MessageTimeout"),
+        slurmd_port=_config_seconds(config, "SlurmdPort"),
     )
 
 

@@ -243,3 +243,4 @@ class ClusterFacts:
     slurmd_timeout_s: int | None
     min_job_age_s: int | None
     message_timeout_s: int | None
+    slurmd_port: int | None = None  # where slurmd listens on nodes that name no port of their own

@@ -29,9 +29,10 @@ from supervisor.core.reconcile import reconcile
 from supervisor.execute import Executor
 from supervisor.model import Fresh, Plan, Snapshot, Stale, World
 from supervisor.notify import notify
-from supervisor.observe import Observer, Owners
+from supervisor.observe import Observer
+from supervisor.owners import Owners
 from supervisor.requests import Rights, handle
-from supervisor.store import Store
+from supervisor.store import LedgerDamaged, Store
 from supervisor.sweep import Sweeper
 
 _BACKUP_EVERY_S = 3600.0
@@ -192,6 +193,9 @@ class Daemon:
             return
         self._backed_up_mono = time.monotonic()
         now = self._clock.now()
+        damage = self._store.find_damage()
+        if damage is not None:
+            raise LedgerDamaged(damage)  # the next start goes back to the newest whole backup, or says what to do
         self._store.backup_beside(now)
         self._store.prune_history(now, _KEEP_DAYS)
         step_s = self._clock.step_s() if isinstance(self._clock, SystemClock) else 0.0
@@ -268,6 +272,8 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
         log.info(
             "daemon.started", pid=os.getpid(), ledger=str(settings.ledger.path), socket=str(settings.control.socket)
         )
+        if store.recovered_from is not None:
+            _pause_after_recovery(store, clock, store.recovered_from)
         daemon = _build(settings, store, clock, control)
         _on_signals(daemon)
         try:
@@ -283,6 +289,16 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
             store.end(clock.now())
             log.info("daemon.stopped", reason="jobs go on; the next start adopts them")
     return 0
+
+
+def _pause_after_recovery(store: Store, clock: Clock, backup: str) -> None:
+    """A restored backup may not know the newest attempts: nothing is submitted until a person has looked."""
+    store.set_paused(True, clock.now(), f"the ledger was damaged and restored from {backup}")
+    structlog.get_logger("daemon").error(
+        "ledger.restored",
+        reason=f"restored from {backup}: paused, since jobs submitted after it are unknown; compare `supervisor status` "
+        "with squeue, cancel what is not known, then `supervisor resume`",
+    )
 
 
 def print_plan(settings: Settings) -> int:

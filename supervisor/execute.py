@@ -36,7 +36,7 @@ from supervisor.model import (
     RunState,
     World,
 )
-from supervisor.observe import Owners
+from supervisor.owners import Owners
 from supervisor.rundir import RunDirUnreadable
 from supervisor.store import Store
 from supervisor.verify import Verifier

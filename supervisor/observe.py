@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from slurm.client import SlurmClient
-from slurm.types import JobRecord
+from slurm.types import JobRecord, NodeRecord
 from supervisor.attribution.attribute import attribute
 from supervisor.clock import Clock
 from supervisor.config import Settings
@@ -25,39 +24,16 @@ from supervisor.model import (
     Stale,
     World,
 )
+from supervisor.owners import Owners
 from supervisor.ports import PortWatch
-from supervisor.rundir import RunDirReader, RunDirUnreadable
+from supervisor.rundir import RunDirUnreadable
 from supervisor.slurmwatch import SlurmWatch
 from supervisor.sweep import Sweeper
 from supervisor.verify import Verifier
 
 _READ_DEADLINE_S = 2.0
+_SLURMD_PORT = 6818  # Slurm's own default
 _ABSENT_ASK_S = 10.0
-
-
-@dataclass(slots=True)
-class Owners:
-    """One reader of run directories per owner: as root, files are only touched as the user whom they belong to."""
-
-    is_root: bool
-    _readers: dict[tuple[int, int] | None, RunDirReader] = field(default_factory=dict)
-
-    def identity(self, run: Run) -> tuple[int | None, int | None]:
-        """(uid, gid) to act as for this run; (None, None) when that is our own account."""
-        return (run.owner_uid, run.owner_gid) if self.is_root and run.owner_uid != 0 else (None, None)
-
-    def reader(self, run: Run) -> RunDirReader:
-        """The reader that acts as this run's owner."""
-        uid, gid = self.identity(run)
-        key = None if uid is None or gid is None else (uid, gid)
-        if key not in self._readers:
-            self._readers[key] = RunDirReader(uid, gid)
-        return self._readers[key]
-
-    def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
 
 
 class Observer:
@@ -82,6 +58,7 @@ class Observer:
         self._stale_since: dict[str, datetime] = {}
         self._swept_mono = float("-inf")
         self._wants_answer = True
+        self._known_nodes: Mapping[str, NodeRecord] = {}  # addresses outlive a controller that stops answering
 
     # ---- one look
 
@@ -107,14 +84,17 @@ class Observer:
     def follow(self, plan: Plan) -> None:
         """Look closer where the plan asks for it."""
         self._wants_answer = plan.ask_slurm
-        answers = self.slurm.answers
-        records = answers.nodes.value if isinstance(answers.nodes, Fresh) else {}
-        targets = {
-            n: (records[n].address or records[n].host_name or n, records[n].port or 6818)
-            for n in plan.probe
-            if n in records
-        }
-        self._ports.watch(targets)
+        answers, facts = self.slurm.answers, self.slurm.facts
+        records = answers.nodes.value if isinstance(answers.nodes, Fresh) else self._known_nodes
+        self._known_nodes = records
+        default_port = (facts.slurmd_port if facts is not None else None) or _SLURMD_PORT
+        self._ports.watch(
+            {
+                n: (records[n].address or records[n].host_name or n, records[n].port or default_port)
+                for n in plan.probe
+                if n in records
+            }
+        )
 
     def close(self) -> None:
         self.slurm.close()

@@ -9,6 +9,7 @@ from datetime import datetime
 from slurm.types import NodeAvailability, NodeBase, NodeRecord
 from supervisor.core.attempts import Sight, Silence
 from supervisor.model import (
+    Attempt,
     AttemptState,
     DrainPolicy,
     Fresh,
@@ -79,60 +80,118 @@ def condemn(before: NodeMemory, reason: str, now: datetime) -> NodeMemory:
 
 
 def suspects(sight: Sight, nodes: Mapping[str, NodeRecord] | None) -> frozenset[str]:
-    """Nodes of a running attempt whose slurmd port deserves a close look now."""
+    """Nodes of an attempt whose slurmd port deserves a close look now.
+
+    While the launcher has not reported, or is silent itself, these are all of the job's nodes.
+    """
     attempt = sight.attempt
-    if attempt.state is not AttemptState.RUNNING or not attempt.nodes:
+    if attempt.state not in (AttemptState.SUBMITTED, AttemptState.RUNNING) or not attempt.nodes:
         return frozenset()
     early_s = sight.run.spec.health.silent_after_s / 2
-    by_slurm = {n for n in attempt.nodes if nodes and n in nodes and not nodes[n].is_responding}
     launch = sight.view.launch if sight.view is not None else None
-    if launch is None:
-        return frozenset(by_slurm)
-    if launch.unchanged_s > early_s + 1:  # the launcher itself is silent: look at all of its nodes
+    if launch is None or launch.unchanged_s > early_s + _REPORT_EVERY_S / 2:
         return frozenset(attempt.nodes)
+    by_slurm = {n for n in attempt.nodes if nodes and n in nodes and not nodes[n].is_responding}
     quiet = {n for n, beat in launch.value.nodes.items() if beat.state not in _NOT_TRAINING and beat.age_s > early_s}
     return frozenset(quiet | by_slurm)
 
 
+def choose_controls(
+    watched: frozenset[str], attempt: Attempt, nodes: Mapping[str, NodeRecord] | None
+) -> frozenset[str]:
+    """Nodes to compare with: a port that is silent says something only while another one answers."""
+    if not watched or nodes is None:
+        return frozenset()
+    others = [n for n in attempt.nodes if n not in watched]
+    others += sorted(n for n, r in nodes.items() if r.is_responding and n not in watched and n not in others)
+    return frozenset(others[:_CONTROLS])
+
+
+def silent_ports(ports: Mapping[str, PortProbe]) -> frozenset[str]:
+    """Watched nodes whose port does not answer now, while some other one does (else nobody is suspected)."""
+    if not any(p.failures == 0 for p in ports.values()):
+        return frozenset()
+    return frozenset(n for n, p in ports.items() if p.failures > 0)
+
+
 def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence, ...]:
-    """Nodes of a running attempt that are gone: no heartbeat, and slurmd's port silent too.
+    """Nodes of an attempt that are gone: no heartbeat, and slurmd's port silent too.
 
     One sign alone is no proof: a slow file system delays the launcher's report, a restart of slurmd closes the port.
+    A silent port counts only while some other node's port answers: else our own network, or the port, is suspected.
     Heartbeats that stay away much longer while the port answers mean a frozen node, if only a minority is affected.
     """
     attempt, health = sight.attempt, sight.run.spec.health
     launch = sight.view.launch if sight.view is not None else None
-    if attempt.state is not AttemptState.RUNNING or launch is None:
+    if not any(p.failures == 0 for p in ports.values()):
         return ()
-    ages = {n: _beat_age(n, launch.value, launch.unchanged_s) for n in attempt.nodes}
-    found = [_judge_node(n, age, ports.get(n), health) for n, age in ages.items()]
+    if launch is None:
+        return _judge_without_launcher(sight, ports)
+    if attempt.state is not AttemptState.RUNNING:
+        return ()
+    report_age_s = max(0.0, launch.unchanged_s - _REPORT_EVERY_S)
+    found = []
+    for node in attempt.nodes:
+        age_s = _beat_age(node, launch.value, report_age_s)
+        is_blind = report_age_s > health.silent_after_s and node != launch.value.host
+        found.append(_judge_node(node, age_s, ports.get(node), health, is_blind=is_blind))
     gone = tuple(s for s in found if s is not None)
-    if gone:
-        return gone
-    frozen = tuple(
-        Silence(node=n, evidence=f"{n}: no heartbeat for {age:.1f} s though its slurmd port accepts connections")
-        for n, age in ages.items()
-        if age > health.frozen_after_s and n in ports and ports[n].silent_s == 0
-    )
-    launcher_is_silent = launch.unchanged_s > health.frozen_after_s
-    if launcher_is_silent:  # then every age grows; only the batch host can be told
-        frozen = tuple(s for s in frozen if s.node == launch.value.host)
-    return frozen if len(frozen) * 2 < max(2, len(attempt.nodes) + 1) else ()
+    return gone or _judge_frozen(attempt, launch.value, report_age_s, ports, health)
 
 
 _NOT_TRAINING = frozenset({"ended", "spare"})  # their loss does not end the training
+_REPORT_EVERY_S = 1.0  # the launcher rewrites its report this often
+_CONTROLS = 3
 
 
-def _beat_age(node: str, launch: LaunchReport, unchanged_s: float) -> float:
+def _judge_without_launcher(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence, ...]:
+    """The job has its nodes and no launcher has spoken yet: a node that is dead already would be waited for long."""
+    job, health = sight.job, sight.run.spec.health
+    if job is None or job.is_pending or job.is_ended:
+        return ()
+    dead = [p for n in sight.attempt.nodes if (p := ports.get(n)) is not None and p.silent_s >= 2 * health.confirm_s]
+    return tuple(
+        Silence(
+            node=p.node,
+            evidence=f"{p.node}: allocated, no launcher yet, slurmd at {p.address} silent for {p.silent_s:.1f} s",
+        )
+        for p in dead
+        if p.failures >= _PORT_FAILURES
+    )
+
+
+_PORT_FAILURES = 2
+
+
+def _judge_frozen(
+    attempt: Attempt, launch: LaunchReport, report_age_s: float, ports: Mapping[str, PortProbe], health: HealthSpec
+) -> tuple[Silence, ...]:
+    if report_age_s > 0:  # the launcher is silent: only its own host can be told
+        quiet = {launch.host: report_age_s} if launch.host in attempt.nodes else {}
+    else:
+        quiet = {n: _beat_age(n, launch, 0.0) for n in attempt.nodes}
+    frozen = tuple(
+        Silence(node=n, evidence=f"{n}: no heartbeat for {age:.1f} s though its slurmd port accepts connections")
+        for n, age in quiet.items()
+        if age > health.frozen_after_s and n in ports and ports[n].failures == 0
+    )
+    return frozen if len(frozen) * 2 <= max(2, len(attempt.nodes)) else ()
+
+
+def _beat_age(node: str, launch: LaunchReport, report_age_s: float) -> float:
     beat = launch.nodes.get(node)
     if beat is None or beat.state in _NOT_TRAINING:
         return 0.0
-    stale_s = max(0.0, unchanged_s - 1.5)  # the report is rewritten once a second
-    return (beat.age_s + stale_s) if node != launch.host else max(beat.age_s, stale_s)
+    return beat.age_s + report_age_s if node != launch.host else max(beat.age_s, report_age_s)
 
 
-def _judge_node(node: str, age_s: float, port: PortProbe | None, health: HealthSpec) -> Silence | None:
-    if port is None or age_s < health.silent_after_s or port.failures < 2 or port.silent_s < health.confirm_s:
+def _judge_node(
+    node: str, age_s: float, port: PortProbe | None, health: HealthSpec, *, is_blind: bool
+) -> Silence | None:
+    """`is_blind`: the launcher is silent, so that all ages grow; then the port must be silent for twice as long."""
+    if port is None or age_s < health.silent_after_s or port.failures < _PORT_FAILURES:
+        return None
+    if port.silent_s < health.confirm_s * (2 if is_blind else 1):
         return None
     return Silence(
         node=node,

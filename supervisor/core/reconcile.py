@@ -43,6 +43,8 @@ from supervisor.model import (
 from trainer.contract import RunPaths
 
 _CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
+_CANDIDATES = 61  # nodes beside the run's own size whose ports are looked at before a restart
+_CANDIDATES_WAIT_S = 3.0
 _OWN_END_S = 10.0  # a job whose launcher has said how it ended gets this long to end by itself
 
 
@@ -275,7 +277,8 @@ def _judge_attempt(draft: Draft, run: Run) -> None:
     sight = replace(sight, attempt=attempt)
     draft.put(attempt, "seen")
     _learn_final_step(draft, run, sight.view)
-    draft.watch(node_rules.suspects(sight, _records(draft)))
+    suspected = node_rules.suspects(sight, _records(draft))
+    draft.watch(suspected | node_rules.choose_controls(suspected, attempt, _records(draft)))
     sight = replace(
         sight,
         silent=node_rules.judge_silence(sight, draft.snapshot.ports),
@@ -455,10 +458,12 @@ def _settle_run(draft: Draft, name: str) -> None:
 def _start(draft: Draft, name: str) -> None:
     """Plan the next attempt, or say why not."""
     run, last = draft.runs[name], draft.last_attempt(name)
-    why_not = _judge_start(draft, run, last)
-    if why_not is not None:
-        if why_not:
-            draft.note(f"{name}: {why_not}")
+    candidates = _watch_candidates(draft, run, last)
+    why_not = _judge_start(draft, run, last) or _judge_candidates(draft, last, candidates)
+    if why_not:
+        draft.note(f"{name}: {why_not}")
+        return
+    if not _is_startable(run, last):
         return
     resume = _choose_resume(draft, run, last)
     if resume is None:
@@ -467,7 +472,8 @@ def _start(draft: Draft, name: str) -> None:
     if records is None:
         return
     ours = frozenset(last.nodes) if last is not None else frozenset()
-    size = restarts.choose_size(run.spec, records, draft.nodes, ours)
+    silent = node_rules.silent_ports(draft.snapshot.ports) & candidates
+    size = restarts.choose_size(run.spec, records, draft.nodes, ours=ours, silent=silent)
     if not size.nodes:
         text = f"waiting: {size.fit} healthy nodes, the minimum is {run.spec.nodes.min}"
         draft.note(f"{name}: {text}")
@@ -477,11 +483,37 @@ def _start(draft: Draft, name: str) -> None:
     _plan_attempt(draft, run, last, resume, size)
 
 
+def _is_startable(run: Run, last: Attempt | None) -> bool:
+    return run.state is RunState.ACTIVE and (last is None or last.is_over)
+
+
+def _watch_candidates(draft: Draft, run: Run, last: Attempt | None) -> frozenset[str]:
+    """Look at the ports of the nodes that may be next, once an attempt has ended badly: others may have gone with it."""
+    records = _records(draft)
+    if not _is_startable(run, last) or last is None or last.end in PLANNED_ENDS or records is None:
+        return frozenset()
+    fit = [n for n, r in records.items() if node_rules.is_fit(r, draft.nodes.get(n))]
+    first = sorted(fit, key=lambda n: (n not in last.nodes, not records[n].is_idle, n))
+    candidates = frozenset(first[: run.spec.nodes.max + run.spec.nodes.spares + _CANDIDATES])
+    draft.watch(candidates)
+    return candidates
+
+
+def _judge_candidates(draft: Draft, last: Attempt | None, candidates: frozenset[str]) -> str | None:
+    """Why the start waits for a look at the candidates' ports; None: it need not."""
+    if last is None or last.over_at is None or not candidates - draft.snapshot.ports.keys():
+        return None
+    if (draft.now - last.over_at).total_seconds() > _CANDIDATES_WAIT_S:
+        return None
+    draft.wake_within(0.2)
+    return "the ports of the next nodes are looked at first"
+
+
 def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
-    """Why no attempt is planned now ("" when it needs no word), or None: plan one."""
+    """Why no attempt is planned now, or None: plan one."""
     snapshot = draft.snapshot
-    if run.state is not RunState.ACTIVE or (last is not None and not last.is_over):
-        return ""
+    if not _is_startable(run, last):
+        return None
     if draft.world.is_paused or run.is_paused:
         return "paused: no new attempt"
     if draft.policy.is_observe_only:

@@ -19,6 +19,7 @@ from supervisor.model import (
     Run,
     RunSpec,
     RunState,
+    Verdict,
 )
 
 # Ends that cost no part of the budget: nobody's fault, and each is bounded by something else.
@@ -125,20 +126,27 @@ def choose_count(spec: NodesSpec, available: int) -> int:
 
 
 def choose_size(
-    spec: RunSpec, nodes: Mapping[str, NodeRecord], memory: Mapping[str, NodeMemory], ours: frozenset[str]
+    spec: RunSpec,
+    nodes: Mapping[str, NodeRecord],
+    memory: Mapping[str, NodeMemory],
+    *,
+    ours: frozenset[str] = frozenset(),
+    silent: frozenset[str] = frozenset(),
 ) -> Size:
     """How many nodes the next attempt gets.
 
     Nodes that are free now (or held by our own ended attempt, `ours`) decide where they allow at least the minimum: a
-    smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow.
+    smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow. Nodes whose
+    slurmd port was `silent` just now are left out of this attempt, without a verdict.
     """
     partition = spec.slurm.partition
     known = [r for r in nodes.values() if partition is None or not r.partitions or partition in r.partitions]
-    fit = [r for r in known if is_fit(r, memory.get(r.name))]
+    fit = [r for r in known if is_fit(r, memory.get(r.name)) and r.name not in silent]
     free = [r for r in fit if r.is_idle or r.name in ours]
     available = len(free) if choose_count(spec.nodes, len(free)) else len(fit)
     count = choose_count(spec.nodes, available)
     unfit = {r.name for r in known} - {r.name for r in fit}
-    exclude = tuple(sorted(n for n in unfit if n in memory and memory[n].verdict.value == "broken"))
+    broken = {n for n, m in memory.items() if m.verdict is Verdict.BROKEN}
+    exclude = tuple(sorted(unfit & (broken | silent)))
     spares = max(0, min(spec.nodes.spares, available - count)) if count else 0
     return Size(nodes=count, spares=spares, exclude=exclude, fit=len(fit), free=len(free))
