@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import resource
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tests.trainer.ranks import Ranks, await_true, start, train, train_each
 from trainer.contract import MANIFEST_NAME, AttemptSpec, Outcome, Progress, RunPaths, attempt_environment, parse
 from trainer.data import ByteWindows, SampleOrder, read_text
 from trainer.history import audit_samples, loss_path, read_history, read_step_log
-from trainer.tiers import find_checkpoints
+from trainer.tiers import find_checkpoints, verify_checkpoint
 
 pytestmark = pytest.mark.torch
 
@@ -82,6 +84,29 @@ def test_a_killed_run_resumed_on_as_many_ranks_has_the_same_losses(tmp_path: Pat
     assert _largest_difference(history.losses, undisturbed) < 1e-5
     assert audit_samples(history.samples, ORDER, 12).is_clean
     assert set(history.attempts.values()) == {1, 2}
+
+
+def test_a_run_killed_at_any_moment_and_resized_repeats_and_skips_nothing(tmp_path: Path, undisturbed: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print("seed", seed)  # shown when it fails
+    draw = random.Random(seed)
+    checkpoints = RunPaths(tmp_path).checkpoints()
+    arguments = (*SMALL, "--save-every-steps=2", "--step-sleep=0.02")
+    for attempt in range(1, 5):
+        verified = [found.path for found in find_checkpoints(checkpoints) if found.is_verified]
+        environment = _resume(tmp_path, attempt, verified[-1] if verified else None)
+        ranks = start(tmp_path, draw.randint(1, 3), arguments, environment)
+        await_true(partial(_has_trained, ranks, tmp_path, attempt, draw.randint(0, 7)))
+        ranks.kill()
+    for found in find_checkpoints(checkpoints):
+        if found.is_complete:
+            assert verify_checkpoint(found.path).step == found.step
+    verified = [found.path for found in find_checkpoints(checkpoints) if found.is_verified]
+    assert train(tmp_path, 2, arguments, _resume(tmp_path, 5, verified[-1] if verified else None)) == [0, 0]
+
+    history = read_history(tmp_path, 5)
+    assert audit_samples(history.samples, ORDER, 12).is_clean
+    assert _largest_difference(history.losses, undisturbed) < 1e-3
 
 
 def test_workers_restarted_in_place_walk_past_a_damaged_checkpoint_of_their_own(
@@ -200,6 +225,10 @@ def test_without_a_service_it_resumes_from_its_own_run_directory(tmp_path: Path)
     assert train(tmp_path, 1, (*arguments, "--stop-after=4")) == [75]
     assert train(tmp_path, 1, (*arguments, "--stop-after=7")) == [75]
     assert set(read_history(run_dir, 2).losses) == set(range(1, 8))
+
+
+def _has_trained(ranks: Ranks, run_dir: Path, attempt: int, steps: int) -> bool:
+    return len(read_step_log(loss_path(run_dir, attempt))) >= steps or _ended(ranks)
 
 
 def _ended(ranks: Ranks) -> bool:
