@@ -231,10 +231,11 @@ class Daemon:
             self._control.answer(request, reply)
             is_accepted = bool(reply.get("ok")) and request.verb != "ping"
             changed = changed or is_accepted
-            self._log.info(
+            say = self._log.debug if request.verb == "ping" else self._log.info
+            say(
                 "request.accepted" if reply.get("ok") else "request.refused",
-                verb=request.verb,
-                run=request.body.get("run") or reply.get("run"),
+                verb=request.verb[:40],
+                run=str(request.body.get("run") or reply.get("run") or "")[:100] or None,
                 uid=request.peer.uid,
                 reason=reply.get("message"),
             )
@@ -352,6 +353,9 @@ def _admin_gid(settings: Settings) -> int | None:
     try:
         return grp.getgrnam(settings.control.admin_group).gr_gid
     except KeyError:
+        structlog.get_logger("daemon").warning(
+            "admin_group.unknown", reason=f"there is no group {settings.control.admin_group}: nobody is an admin by it"
+        )
         return None
 
 

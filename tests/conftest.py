@@ -1,0 +1,45 @@
+"""What the tests need from the machine: a missing part skips its tests, with the reason printed at the end."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A shared machine stalls at times: a slow example is no failure, and CI draws the same examples each time.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+_SBIN = ("/usr/sbin", "/usr/local/sbin", "/sbin")
+
+
+def _why_no_slurm() -> str | None:
+    path = os.pathsep.join((os.environ.get("PATH", ""), *_SBIN))
+    missing = [tool for tool in ("slurmctld", "slurmd", "srun", "scontrol") if shutil.which(tool, path=path) is None]
+    return f"no {', '.join(missing)}: install slurmctld, slurmd and slurm-client (make setup does)" if missing else None
+
+
+def _why_no_torch() -> str | None:
+    return None if importlib.util.find_spec("torch") else "torch is not installed (make setup does)"
+
+
+def _why_no_systemd() -> str | None:
+    if os.geteuid() != 0:
+        return "booting a systemd needs root"
+    return None if Path("/lib/systemd/systemd").exists() else "no /lib/systemd/systemd on this machine"
+
+
+_NEEDS = {"slurm": _why_no_slurm, "torch": _why_no_torch, "systemd": _why_no_systemd}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {marker: why() for marker, why in _NEEDS.items()}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
