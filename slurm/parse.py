@@ -401,8 +401,9 @@ def _node_word(word: str, *, is_first: bool) -> tuple[NodeBase | None, frozenset
 
 
 _KEY = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z_]*)=")
-_DRAINED_BY = re.compile(r" \[([^\s@\[\]]+)@([^\s\[\]]+)\]")
-_AFTER_REASON = re.compile(r" (?:Comment|Extra|InstanceId|InstanceType|ReservationName|ResumeAfterTime)=")
+_FIELD_AFTER_REASON = r" (?:Comment|Extra|InstanceId|InstanceType|ReservationName|ResumeAfterTime)="
+_AFTER_REASON = re.compile(_FIELD_AFTER_REASON)
+_DRAINED_BY = re.compile(rf" \[([^\s@\[\]]+)@([^\s\[\]]+)\](?=\s*$|\s\s|{_FIELD_AFTER_REASON})")
 
 
 def parse_nodes(text: str) -> NodeListing:
@@ -430,7 +431,7 @@ def _node_rows(text: str) -> Iterator[str]:
             yield row
             row = line
         else:
-            row = f"{row} {line}" if row else line
+            row = f"{row}  {line}" if row else line
     if row.strip():
         yield row
 
@@ -478,16 +479,15 @@ def _int(fields: Mapping[str, str], key: str) -> int | None:
 def _parse_reason(tail: str) -> tuple[str, str, str]:
     """(reason, user, time) of what follows `Reason=`.
 
-    Slurm puts ` [user@time]` behind the first line of a reason of several, and other fields may follow. A reason may
-    hold such a bracket itself, so the last one before the next field is Slurm's.
+    Slurm puts ` [user@time]` behind the first line of a reason; its further lines follow after eight blanks, then other
+    fields. So of several such brackets the one that ends a line is Slurm's, and another is part of the text.
     """
-    first = _DRAINED_BY.search(tail)
-    if first is None:
-        return tail.strip(), "", ""
-    following = _AFTER_REASON.search(tail, first.end())
-    tail = tail[: following.start()] if following else tail
-    by = list(_DRAINED_BY.finditer(tail))[-1]
-    return " ".join((tail[: by.start()] + " " + tail[by.end() :]).split()), by[1], by[2]
+    by = _DRAINED_BY.search(tail)
+    if by is None:
+        return " ".join(tail.split()), "", ""
+    following = _AFTER_REASON.search(tail, by.end())
+    end = following.start() if following else len(tail)
+    return " ".join((tail[: by.start()] + " " + tail[by.end() : end]).split()), by[1], by[2]
 
 
 # ---------------------------------------------------------------- sbatch and the cluster

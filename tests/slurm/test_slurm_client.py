@@ -201,6 +201,13 @@ def test_an_unreachable_database_is_unknown_and_its_partial_list_is_not_used() -
         client(sacct=replace(DATABASE_DOWN, returncode=0)).fetch_ended_jobs(since=SINCE)
 
 
+@pytest.mark.parametrize("returncode", [0, 1])
+def test_a_database_that_gives_no_reason_is_unavailable_too(returncode: int) -> None:
+    done = Completed(returncode=returncode, stderr="sacct: error: Problem talking to the database: Success")
+    with pytest.raises(SlurmUnavailable):
+        client(sacct=done).fetch_ended_jobs(since=SINCE)
+
+
 def test_an_old_record_under_a_job_id_that_came_round_again_is_left_out() -> None:
     old = {**ENDED, "Submit": "2017-10-03T17:39:29"}
     jobs = client(sacct=sacct(old, ENDED)).fetch_ended_jobs(since=SINCE).jobs
@@ -321,6 +328,11 @@ def test_a_submission_that_certainly_was_not_accepted_is_unavailable_and_not_unc
         submission_failed("Access/permission denied"),
         submission_failed("Invalid node name specified"),
         submission_failed("Invalid partition name specified"),
+        Completed(
+            returncode=1,
+            stderr="sbatch: lua: Invalid account\nsbatch: lua: quota server: Connection refused\n"
+            "sbatch: error: Batch job submission failed: Invalid account\n",
+        ),
         Completed(returncode=1, stderr="sbatch: unrecognized option '--nonsense'\n"),
         Completed(returncode=1, stderr="sbatch: error: Unable to open file /runs/a/batch.sh\n"),
     ],

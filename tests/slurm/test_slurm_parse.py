@@ -287,8 +287,19 @@ def test_the_reason_is_given_apart_from_who_set_it() -> None:
 def test_words_in_a_reason_of_several_lines_are_not_taken_for_fields() -> None:
     node = nodes()["n2"]
     assert (node.base, node.flags) == (NodeBase.MIXED, frozenset({"DRAIN"}))
-    assert node.reason.startswith("bad disk")
-    assert "rack 7" not in node.reason
+    assert node.reason == "bad disk State=IDLE [eve@2020-01-01T00:00:00] see ticket"
+    assert node.reason_user == "root"
+
+
+def test_a_bracket_in_the_text_of_a_reason_does_not_say_who_set_it() -> None:
+    row = "NodeName=n1 State=IDLE+DRAIN Reason=see [eve@2020-01-01T00:00:00] [ada@2026-03-02T08:00:00] Comment=x [y@z]"
+    (node,) = parse.parse_nodes(row).nodes
+    assert (node.reason, node.reason_user) == ("see [eve@2020-01-01T00:00:00]", "ada")
+
+
+def test_control_characters_in_a_reason_make_no_node_of_their_own() -> None:
+    (node,) = parse.parse_nodes("NodeName=n1 State=DOWN Reason=a\x0bNodeName=n9 State=IDLE\n").nodes
+    assert (node.name, node.base) == ("n1", NodeBase.DOWN)
 
 
 def test_a_reason_that_goes_on_in_a_new_line_makes_no_node_of_its_own() -> None:

@@ -23,6 +23,7 @@ from slurm.pending import PendingKind, PendingReason, classify_pending
         ("DependencyNeverSatisfied", "blocked"),
         ("AssocMaxWallDurationPerJobLimit", "blocked"),
         ("QOSMaxNodePerJobLimit", "blocked"),
+        ("QOSMaxGRESPerJob", "blocked"),
         ("PartitionNodeLimit", "blocked"),
         ("PartitionTimeLimit", "blocked"),
         ("BadConstraints", "blocked"),
