@@ -139,6 +139,8 @@ class Sweeper:
         except OSError:
             return answers
         self._process = process
+        if self._is_closed:  # closed while srun was starting
+            process.terminate()
         lines = _Lines(process)
         while (line := lines.next(started + timeout_s - time.monotonic())) is not None:
             # the head's own clock may jump meanwhile: the time since the question is measured

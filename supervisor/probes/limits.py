@@ -48,6 +48,6 @@ def _convert(name: str, value: object, default: object) -> object:
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
             return tuple(value)
         raise ValueError(f"limits: {name} must be a list of strings")
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:  # no NaN either
         return int(value) if isinstance(default, int) else float(value)
     raise ValueError(f"limits: {name} must be a number")

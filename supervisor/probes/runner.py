@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import select
 import signal
@@ -230,6 +231,8 @@ def _parse_arguments(argv: Sequence[str] | None) -> _Options:
         if found.shared and isinstance(raw, dict):
             raw["shared_paths"] = [*raw.get("shared_paths", []), *found.shared]
         limits = parse_limits(raw)
+        if found.head_time is not None and not math.isfinite(found.head_time):
+            raise ValueError(f"--head-time {found.head_time} is no time")  # noqa: TRY301
         if not 0 < found.deadline <= 300:
             raise ValueError(f"--deadline {found.deadline} is not between 0 and 300")  # noqa: TRY301
     except (ValueError, TypeError, RecursionError) as error:
