@@ -34,7 +34,15 @@ from trainer.contract import (
     NodeBeat,
     Outcome,
 )
-from trainer.step import Step, find_blamed_node, find_nodes, find_own_address, parse_srun_line, srun_command
+from trainer.step import (
+    Step,
+    find_blamed_node,
+    find_nodes,
+    find_own_address,
+    parse_srun_line,
+    srun_command,
+    step_environment,
+)
 from trainer.verdict import (
     EXIT_NOT_STARTED,
     Candidate,
@@ -234,13 +242,12 @@ class Launcher:
 
     def _start_step(self) -> Verdict | None:
         environment = {
-            **self._environment,
-            "SLURM_EXPORT_ENV": "ALL",
+            **step_environment(self._environment),
             contract.ENV_LAUNCHER: f"{self._own_address}:{self._server.port}",
             contract.ENV_LAUNCHER_SECRET: self._secret,
         }
         try:
-            self._step = Step(srun_command(list(self._nodes), self._agent), environment)
+            self._step = Step(srun_command(list(self._nodes), self._agent, self._environment), environment)
         except OSError as error:
             return Verdict(exit_code=EXIT_MISCONFIGURED, reason=f"srun could not be started: {error}")
         self._phase = "checking"

@@ -14,6 +14,25 @@ from trainer.verdict import NodeEnd
 
 SCONTROL_LIMIT_S = 5.0
 
+_PER_TASK_WISHES = frozenset(
+    {
+        "SLURM_CPU_BIND",
+        "SLURM_DISTRIBUTION",
+        "SLURM_EXACT",
+        "SLURM_GPUS_PER_TASK",
+        "SLURM_GPU_BIND",
+        "SLURM_HINT",
+        "SLURM_LABELIO",
+        "SLURM_NTASKS_PER_CORE",
+        "SLURM_NTASKS_PER_GPU",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_NTASKS_PER_SOCKET",
+        "SLURM_STEP_GRES",
+        "SLURM_THREADS_PER_CORE",
+        "SLURM_TRES_PER_TASK",
+        "SRUN_CPUS_PER_TASK",
+    }
+)
 _SRUN_TAIL_LINES = 20
 _SRUN_TASK_ENDED = re.compile(r"^srun: error: (\S+): tasks? [\d,-]+: (.+)$")
 _SRUN_LAUNCH_FAILED = re.compile(r"^srun: error: .*\bon node (\S+?)[:.]? ")
@@ -46,13 +65,17 @@ def parse_node_addr(text: str) -> str:
     return found[1] if found else ""
 
 
-def srun_command(nodes: Sequence[str], agent: Sequence[str]) -> list[str]:
+def srun_command(nodes: Sequence[str], agent: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The training step's command: one agent on each node, on everything that the job has there.
 
     `--overlap`: probes run as steps of their own beside it. `--cpu-bind=none`: one task would otherwise be bound to
-    one core. `--no-kill`, `--kill-on-bad-exit=0`, `--wait=0`: who ends, and when, is the launcher's decision.
+    one core. `--gpus-per-node`: a job that asked for GPUs by the task, as `environment` tells, would give our one
+    task that share only. `--no-kill`, `--kill-on-bad-exit=0`, `--wait=0`: who ends, and when, is the launcher's
+    decision.
     """
     count = str(len(nodes))
+    has_gpus_per_task = any(name in environment for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
+    gpus = environment.get("SLURM_GPUS_ON_NODE") if has_gpus_per_task else None
     return [
         "srun",
         f"--nodes={count}",
@@ -68,8 +91,18 @@ def srun_command(nodes: Sequence[str], agent: Sequence[str]) -> list[str]:
         "--no-kill",
         "--kill-on-bad-exit=0",
         "--wait=0",
+        *([f"--gpus-per-node={gpus}"] if gpus else []),
         *agent,
     ]
+
+
+def step_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """The batch script's environment without what would make srun give our one task less than the whole node.
+
+    sbatch leaves the job's own wishes there (eight tasks per node, one GPU each), and srun would apply them to ours.
+    """
+    kept = {name: value for name, value in given.items() if name not in _PER_TASK_WISHES}
+    return {**kept, "SLURM_EXPORT_ENV": "ALL"}
 
 
 def parse_srun_line(line: str) -> list[NodeEnd]:

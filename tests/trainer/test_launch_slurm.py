@@ -28,7 +28,7 @@ time.sleep(999)
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox.start(nodes=3) as sandbox:
+    with Sandbox.start(nodes=3, gpus_per_node=2) as sandbox:
         yield sandbox
 
 
@@ -45,7 +45,16 @@ def eventually(condition: Callable[[], Any], deadline_s: float = 30.0) -> float:
 class Job:
     """One attempt as a job of the sandbox. `is_real`: with torchrun instead of the rig's runner."""
 
-    def __init__(self, sandbox: Sandbox, directory: Path, program: str, *, is_real: bool = False, **spec: Any) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        directory: Path,
+        program: str,
+        *,
+        is_real: bool = False,
+        options: tuple[str, ...] = (),
+        **spec: Any,
+    ) -> None:
         self.sandbox = sandbox
         self.rig = directory
         self.paths = RunPaths(directory / "run")
@@ -57,9 +66,8 @@ class Job:
         batch = attempt_dir / "batch.sh"
         exports = f"export PYTHONPATH={ROOT} RIG_DIR={directory} OMP_NUM_THREADS=1"
         batch.write_text(f"#!/bin/sh\n{exports}\nexec {sys.executable} {launcher} {attempt_dir}\n")
-        sent = sandbox.run(
-            "sbatch", "--parsable", "--no-requeue", "--no-kill", "-N2-3", f"-o{attempt_dir}/job.log", str(batch)
-        )
+        usual = ("--parsable", "--no-requeue", "--no-kill", "-N2-3", f"-o{attempt_dir}/job.log")
+        sent = sandbox.run("sbatch", *usual, *options, str(batch))
         self.job_id = sent.stdout.strip()
         assert self.job_id.isdigit(), sent.stderr
 
@@ -125,6 +133,16 @@ def test_a_node_that_fails_its_checks_is_replaced_by_the_spare(sandbox: Sandbox,
     job = Job(sandbox, tmp_path, "", nodes=2, start_checks=("/bin/sh", "-c", checks))
     assert job.exit_code() == "0:0"
     assert job.end().nodes == {"n1": 0, "n2": 76, "n3": 0}
+
+
+def test_a_node_has_all_its_gpus_also_when_they_were_asked_for_by_the_task(sandbox: Sandbox, tmp_path: Path) -> None:
+    program = """
+import os, pathlib
+pathlib.Path(os.environ['RIG_DIR'], 'gpus').write_text(os.environ['CUDA_VISIBLE_DEVICES'])
+"""
+    job = Job(sandbox, tmp_path, program, options=("-N2", "--gpus-per-task=1", "--ntasks-per-node=2"), nodes=1)
+    assert job.end().exit_code == 0
+    assert (tmp_path / "gpus").read_text() == "0,1"
 
 
 @pytest.mark.parametrize("code", [0, 75])

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.step import expand_nodelist, find_blamed_node, parse_node_addr, parse_srun_line, srun_command
+from trainer.step import (
+    expand_nodelist,
+    find_blamed_node,
+    parse_node_addr,
+    parse_srun_line,
+    srun_command,
+    step_environment,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +59,13 @@ def test_a_node_on_which_the_step_could_not_be_launched_is_named() -> None:
 
 
 def test_the_step_has_one_agent_on_each_node_and_reads_no_input() -> None:
-    command = srun_command(["n1", "n2"], ["python", "-m", "trainer.node", "dir"])
+    command = srun_command(["n1", "n2"], ["python", "-m", "trainer.node", "dir"], {})
     assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n2", "--input=none", "--overlap"} <= set(command)
     assert command[-4:] == ["python", "-m", "trainer.node", "dir"]
+
+
+def test_wishes_per_task_do_not_take_gpus_from_our_one_task() -> None:
+    wishes = {"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "8", "SLURM_GPUS_ON_NODE": "8", "HOME": "/h"}
+    assert step_environment(wishes) == {"SLURM_GPUS_ON_NODE": "8", "HOME": "/h", "SLURM_EXPORT_ENV": "ALL"}
+    assert "--gpus-per-node=8" in srun_command(["n1"], ["agent"], wishes)
+    assert not any("gpus" in word for word in srun_command(["n1"], ["agent"], {"SLURM_GPUS_ON_NODE": "8"}))
