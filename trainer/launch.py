@@ -60,6 +60,8 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 EXIT_MISCONFIGURED = 127
 
 _POLL_S = 0.1
+# -P as we were started: without it a user's own trainer/ in the working directory would be run instead of ours
+_AGENT = (sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", "trainer.node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -624,7 +626,7 @@ def _integer(value: object) -> int:
 def main(
     argv: Sequence[str] | None = None,
     *,
-    agent: Sequence[str] = (sys.executable, "-m", "trainer.node"),
+    agent: Sequence[str] = _AGENT,
     limits: Limits | None = None,
 ) -> int:
     """Run one attempt on this job's nodes. `agent`: what stands for trainer.node, in tests."""
