@@ -17,16 +17,17 @@ MAX_SOURCES = 256  # node reports read; those of nodes that ended badly first
 
 def attribute(view: RunView, job: JobRecord | None) -> Cause:
     """One cause with its evidence, best first; kind "unknown" when nothing says anything."""
-    signs = _rank(_gather(view, job), view)
+    signs = _name_nodes(_gather(view, job))
     if not signs:
         return Cause(kind="unknown", sentence=_last_resort(view, job))
-    best = signs[0]
+    ranked = _rank(signs, view)
+    best = ranked[0]
     node = _blamed_node(best, signs, view)
     return Cause(
         kind=best.kind,
         sentence=_sentence(best, node),
         node=node,
-        evidence=_evidence(signs),
+        evidence=_evidence(ranked),
         is_curable=best.is_curable,
         blames_node=best.blames_node and node is not None,
     )
@@ -89,19 +90,16 @@ def _rank(signs: list[Sign], view: RunView) -> list[Sign]:
         if sign.text not in seen:
             seen.add(sign.text)
             ranked.append(sign)
-    return _name_nodes(ranked, signs)
+    return ranked
 
 
-def _name_nodes(ranked: list[Sign], signs: list[Sign]) -> list[Sign]:
+def _name_nodes(signs: list[Sign]) -> list[Sign]:
     """The job's log repeats the nodes' words without saying whose they are: take the node from where it is known."""
-    known = {sign.text: sign.node for sign in signs if sign.node is not None}
-    by_rank = {sign.rank: sign.node for sign in signs if sign.rank is not None and sign.node is not None}
-    return [
-        sign
-        if sign.node
-        else _on(sign, known.get(sign.text) or (by_rank.get(sign.rank) if sign.rank is not None else None))
-        for sign in ranked
-    ]
+    by_text = {sign.text: sign.node for sign in reversed(signs) if sign.node is not None}
+    by_rank: dict[int | None, str] = {
+        sign.rank: sign.node for sign in signs if sign.rank is not None and sign.node is not None
+    }
+    return [sign if sign.node else _on(sign, by_text.get(sign.text) or by_rank.get(sign.rank)) for sign in signs]
 
 
 def _on(sign: Sign, node: str | None) -> Sign:

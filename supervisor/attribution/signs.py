@@ -72,7 +72,7 @@ _SHAPES: tuple[_Shape, ...] = (
     # leftovers and memory
     _shape(r"CUDA-capable device\(s\) is/are busy or unavailable", "leftover_process", Weight.TRACEBACK),
     _shape(r"(?i:CUDA out of memory)", "gpu_memory", Weight.TRACEBACK),
-    _shape(r"(?i)detected \d+ oom[-_ ]kill events? in ", "host_memory", Weight.MEMORY),
+    _shape(r"(?i)detected \d+ oom[-_ ]kill events?(?:\(s\))? in ", "host_memory", Weight.MEMORY),
     _shape(r"srun: error: \S+: tasks? \S+: Out Of Memory", "host_memory", Weight.MEMORY),
     _shape(r"Out of memory: Killed process|Memory cgroup out of memory", "host_memory", Weight.MEMORY),
     # file systems, by the kernel's words
@@ -116,7 +116,7 @@ _SECOND_HAND = re.compile(
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|[A-Z]\w*)\b(?::|$)")
 _FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d+)')
 _FOREIGN_MEMORY = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
-_TOTAL_MEMORY = re.compile(r"total capac?ity of ([\d.]+) GiB")
+_TOTAL_MEMORY = re.compile(r"total capac\w* of ([\d.]+) GiB")
 _LOCAL_PATHS = ("/tmp", "/scratch", "/local", "/dev/shm", "/var")  # noqa: S108 - recognised, not used
 
 
