@@ -98,6 +98,9 @@ def test_a_save_between_two_steps_does_not_lengthen_the_limit_of_a_step() -> Non
         progress.step_done(2)
         assert progress.record.limit_s == 20
         assert progress.limits.limit_s("save") == 450
+        clock.now += 10
+        progress.step_done(3)
+        assert progress.record.limit_s == 50
 
 
 def test_a_phase_that_fails_is_left_again() -> None:
