@@ -221,14 +221,20 @@ class Keeper:
         holder = self._nodes[self._spec.node(name).name]
         if holder.poll() is not None:
             return
+        if self._switch is not None:
+            self._switch.disconnect(name)  # first: dying processes would say goodbye to their peers
+        self._kill_node(name)
+        holder.wait(timeout=READY_DEADLINE_S)
+        _close_pipes(holder)
+
+    def _kill_node(self, name: str) -> None:
+        holder = self._nodes[name]
         if self._spec.mode == "isolated":
             # The kernel ends every process of the namespace together with its first.
             send([p.pid for p in read_descendants(holder.pid)[:1]], signal.SIGKILL)
         else:
             kill_below(holder.pid)
             holder.kill()
-        holder.wait(timeout=READY_DEADLINE_S)
-        _close_pipes(holder)
 
     def cable_cut(self, name: str) -> None:
         """The node can reach nobody; its processes run on."""
@@ -348,11 +354,11 @@ class Keeper:
         if self._listener.fileno() < 0:
             return
         self._stopping = True
-        for holder in self._nodes.values():
-            if self._spec.mode == "isolated":
-                send([p.pid for p in read_descendants(holder.pid)[:1]], signal.SIGKILL)
         for name in self._nodes:
-            self.power_cut(name)
+            self._kill_node(name)
+        for holder in self._nodes.values():
+            holder.wait(timeout=READY_DEADLINE_S)
+            _close_pipes(holder)
         if self._controller is not None:
             kill_below(self._controller.pid)  # slurmctld has a helper process
             self._controller.kill()

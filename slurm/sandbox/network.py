@@ -90,6 +90,10 @@ class Switch:
             ]
         _batch(*lines, inside=self._process.pid)
 
+    def disconnect(self, node: str) -> None:
+        """Remove the node's cable, both ends of it."""
+        _batch(f"link del {node}", inside=self._process.pid)
+
     def cut(self, node: str) -> None:
         """Pull the node's cable."""
         _batch(f"link set {node} down", inside=self._process.pid)

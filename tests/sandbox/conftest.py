@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm.sandbox import Sandbox
-from slurm.sandbox.installed import why_not_isolated
+from slurm.sandbox import Sandbox, SandboxUnavailable
+from slurm.sandbox.installed import require_accounting, why_not_isolated
 
 NODES = 3
 
@@ -33,6 +33,14 @@ def loopback() -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.fixture(scope="session")
+def accounting_installed() -> None:
+    try:
+        require_accounting()
+    except SandboxUnavailable as missing:
+        pytest.skip(str(missing))
+
+
 @pytest.fixture(params=["isolated", "loopback"])
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     running: Sandbox = request.getfixturevalue(request.param)
@@ -45,7 +53,6 @@ class Traces:
 
     directory: Path
     pids: frozenset[int]
-    namespaces: frozenset[str]
     links: frozenset[str]
 
 
@@ -53,22 +60,19 @@ def read_traces(sandbox: Sandbox) -> Traces:
     pids = frozenset(pid for node in sandbox.node_names for pid in sandbox.node_pids(node)) | _pids_naming(
         sandbox.directory
     )
-    ours = _namespaces_of("self")
-    namespaces = frozenset(ns for pid in pids for ns in _namespaces_of(str(pid))) - ours
     return Traces(
         directory=sandbox.directory,
         pids=pids,
-        namespaces=namespaces,
         links=frozenset(link.name for link in Path("/sys/class/net").glob(f"sbx-{sandbox.sandbox_id}")),
     )
 
 
 def remains_of(traces: Traces) -> list[str]:
+    """What is still there. A namespace lives only by a process in it or by a mount of it: those are counted."""
     live = [f"process {pid}" for pid in sorted(_live_pids() & traces.pids | _pids_naming(traces.directory))]
-    spaces = {ns for pid in _live_pids() for ns in _namespaces_of(str(pid))} & traces.namespaces
     links = {link.name for link in Path("/sys/class/net").iterdir()} & traces.links
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(traces.directory) in line]
-    return live + sorted(spaces) + sorted(links) + mounts
+    return live + sorted(links) + mounts
 
 
 def _live_pids() -> frozenset[int]:
@@ -95,13 +99,3 @@ def _read(*paths: str) -> bytes:
         except OSError:
             continue
     return b"\0".join(parts)
-
-
-def _namespaces_of(pid: str) -> frozenset[str]:
-    found = set()
-    for name in ("net", "mnt", "pid", "uts", "ipc"):
-        try:
-            found.add(str(Path(f"/proc/{pid}/ns/{name}").readlink()))
-        except OSError:
-            continue
-    return frozenset(found)

@@ -97,6 +97,18 @@ def test_two_sandboxes_run_side_by_side(mode: Mode) -> None:
         assert one.run("sinfo", "-h", "-N").stdout.count("n1") == 1
 
 
+def test_accounts_are_kept_and_nothing_of_the_database_is_left(accounting_installed: None) -> None:
+    with Sandbox.start(nodes=1, accounting=True) as sandbox:
+        traces = read_traces(sandbox)
+        database = sandbox._spec.database
+        assert database.exists()
+        sandbox.run("sbatch", "--wait", "-o/dev/null", "--wrap=exit 3")
+        asked = ("sacct", "-n", "-X", "-P", "-oJobID,State,ExitCode")
+        assert await_true(lambda: sandbox.run(*asked).stdout == "1|FAILED|3:0\n", deadline_s=20), sandbox.run(*asked)
+    assert remains_of(traces) == []
+    assert not database.exists()
+
+
 def test_a_configuration_that_slurm_refuses_is_named_with_the_end_of_its_log(mode: Mode, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="NoSuchOption"):
         Sandbox.start(nodes=1, mode=mode, directory=tmp_path, extra_conf="NoSuchOption=1")
