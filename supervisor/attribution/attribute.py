@@ -12,7 +12,7 @@ from supervisor.model import Cause, RunView
 
 MAX_EVIDENCE = 10
 MAX_TEXT = 64 * 1024  # of each source
-MAX_SOURCES = 256  # node reports read; those of nodes that ended badly first
+MAX_TOTAL = 4 * 1024 * 1024  # of all node reports; those of nodes that ended badly are read first
 
 
 def attribute(view: RunView, job: JobRecord | None) -> Cause:
@@ -47,8 +47,12 @@ def _gather(view: RunView, job: JobRecord | None) -> list[Sign]:
 
 def _read_reports(view: RunView) -> Iterator[Sign]:
     reports = sorted(view.node_reports, key=lambda report: not report.exit_code)
-    for report in reports[:MAX_SOURCES]:
+    left = MAX_TOTAL
+    for report in reports:
         text = report.log_tail[-MAX_TEXT:]
+        left -= len(text)
+        if left < 0:
+            return
         yield from find_signs(text, report.node)
         yield from _read_torchrun(text)
 

@@ -13,6 +13,8 @@ from enum import IntEnum
 
 from supervisor.probes.kernel_log import find_fault
 
+MAX_TRACEBACKS = 64  # of one text; the first ones are nearest to the cause
+MAX_SIGNS = 1000
 MAX_LINE = 1000  # of a line; the rest says no more
 _RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)(\d+)\]:\s?)+")
 _PATH_IN_QUOTES = re.compile(r"'(/[^']{1,300})'")
@@ -58,7 +60,7 @@ class _Shape:
 
 
 def _shape(pattern: str, kind: str, weight: Weight, *, is_curable: bool = True, blames_node: bool = False) -> _Shape:
-    return _Shape(re.compile(pattern), kind, weight, is_curable, blames_node)
+    return _Shape(re.compile(pattern, re.MULTILINE), kind, weight, is_curable, blames_node)
 
 
 # First match wins, so the particular stands before the general.
@@ -114,6 +116,7 @@ _SECOND_HAND = re.compile(
     r"(?:ChildFailedError|SignalException|KeyboardInterrupt|Rendezvous\w+Error|DistNetworkError)\b"
 )
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|[A-Z]\w*)\b(?::|$)")
+_KERNEL = re.compile(r"NVRM: |(?i:remounting filesystem read-only)")
 _FRAME = re.compile(r'^\s*File "([^"]{1,400})", line (\d+)')
 _FOREIGN_MEMORY = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
 _TOTAL_MEMORY = re.compile(r"total capac\w* of ([\d.]+) GiB")
@@ -122,14 +125,18 @@ _LOCAL_PATHS = ("/tmp", "/scratch", "/local", "/dev/shm", "/var")  # noqa: S108 
 
 def find_signs(text: str, node: str | None = None) -> tuple[Sign, ...]:
     """Everything that a text of any origin says, in its order."""
-    lines = [_strip(line) for line in text.splitlines()]
+    lines = [_strip(line) for line in text.splitlines() if line]
+    whole = "\n".join(line for _, line in lines)
+    # most texts hold none of most shapes: one search of the whole spares one of each line
+    shapes = tuple(shape for shape in _SHAPES if shape.pattern.search(whole))
+    has_kernel_lines = bool(_KERNEL.search(whole))
     signs = list(_find_tracebacks(lines, node))
     told = {sign.position for sign in signs}
-    for position, (rank, line) in enumerate(lines):
-        sign = None if position in told else _read_line(line, node, rank, position)
+    for position, (rank, line) in enumerate(lines) if shapes or has_kernel_lines else ():
+        sign = None if position in told else _read_line(line, node, rank, position, shapes)
         if sign is not None:
             signs.append(sign)
-    return tuple(sorted(signs, key=lambda s: s.position))
+    return tuple(sorted(signs, key=lambda s: s.position)[:MAX_SIGNS])
 
 
 def _strip(line: str) -> tuple[int | None, str]:
@@ -140,8 +147,10 @@ def _strip(line: str) -> tuple[int | None, str]:
     return int(found[1][:9]), line[found.end() :].rstrip()
 
 
-def _read_line(line: str, node: str | None, rank: int | None, position: int) -> Sign | None:
-    fault = find_fault(line)
+def _read_line(
+    line: str, node: str | None, rank: int | None, position: int, shapes: tuple[_Shape, ...] = _SHAPES
+) -> Sign | None:
+    fault = find_fault(line) if _KERNEL.search(line) else ""
     if fault:
         return Sign(
             kind="gpu" if "GPU" in fault else "filesystem",
@@ -152,7 +161,7 @@ def _read_line(line: str, node: str | None, rank: int | None, position: int) -> 
             blames_node=True,
             position=position,
         )
-    shape = next((shape for shape in _SHAPES if shape.pattern.search(line)), None)
+    shape = next((shape for shape in shapes if shape.pattern.search(line)), None)
     if shape is None:
         return None
     sign = Sign(
@@ -210,14 +219,13 @@ def _with(sign: Sign, *, kind: str | None = None, is_curable: bool | None = None
 
 def _find_tracebacks(lines: list[tuple[int | None, str]], node: str | None) -> Iterator[Sign]:
     """The last line of each Python traceback, with the place it came from. Ranks may be interleaved."""
-    for start, (rank, line) in enumerate(lines):
-        if line.lstrip().startswith("Traceback (most recent call last)"):
-            own = [
-                (i, text) for i, (other, text) in enumerate(lines[start + 1 : start + 400], start + 1) if other == rank
-            ]
-            sign = _read_traceback(own, node, rank)
-            if sign is not None:
-                yield sign
+    starts = [i for i, (_, line) in enumerate(lines) if line.lstrip().startswith("Traceback (most recent call last)")]
+    for start in starts[:MAX_TRACEBACKS]:
+        rank = lines[start][0]
+        own = [(i, text) for i, (other, text) in enumerate(lines[start + 1 : start + 400], start + 1) if other == rank]
+        sign = _read_traceback(own, node, rank)
+        if sign is not None:
+            yield sign
 
 
 def _read_traceback(lines: list[tuple[int, str]], node: str | None, rank: int | None) -> Sign | None:
