@@ -191,6 +191,19 @@ def test_a_verifying_process_that_dies_or_hangs_leaves_it_unknown(tmp_path: Path
         verifier.close()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_as_root_a_checkpoint_is_read_as_its_owner(verifier: Verifier, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    folder = publish(tmp_path, 10)
+    verifier.start("run", tmp_path, 10, 1, 4242, 4343)
+    (readable,) = collect(verifier, 1)
+    folder.chmod(0o700)
+    verifier.start("run", tmp_path, 10, 1, 4242, 4343)
+    (private,) = collect(verifier, 1)
+    assert (readable.ok, private.ok) == (True, None)
+
+
 def test_closing_ends_the_children(tmp_path: Path) -> None:
     verifier = Verifier()
     publish_large(tmp_path, 10)
