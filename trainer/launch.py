@@ -44,6 +44,7 @@ from trainer.step import (
     step_environment,
 )
 from trainer.verdict import (
+    EXIT_MISCONFIGURED,
     EXIT_NOT_STARTED,
     Candidate,
     Go,
@@ -57,7 +58,6 @@ from trainer.verdict import (
 REPORT_INTERVAL_S = 1.0
 OWN_SILENCE_S = 1.0  # a cycle takes a tenth of this
 EXIT_TERMINATED = 128 + signal.SIGTERM
-EXIT_MISCONFIGURED = 127
 
 _POLL_S = 0.1
 # -P as we were started: without it a user's own trainer/ in the working directory would be run instead of ours
@@ -265,6 +265,7 @@ class Launcher:
                 is_checked=n.is_checked,
                 is_silent=n.name in self._silent_since,
                 failed=n.failed or (n.end.reason if n.end else ""),
+                exit_code=n.end.exit_code if n.end else None,
             )
             for n in self._nodes.values()
         ]

@@ -28,6 +28,7 @@ from trainer import contract, nccl
 from trainer.beats import BeatClient, ChannelError, LineBuffer, Message
 from trainer.contract import AttemptSpec, CheckResult, ContractError, NodeReport, RunPaths
 from trainer.descendants import has_children, kill_descendants, set_process_ties, signal_workers
+from trainer.verdict import EXIT_MISCONFIGURED
 
 LAUNCHER_LOST_S = 10.0  # without a word from the launcher for this long a node stops its ranks
 LOG_TAIL_BYTES = 64 * 1024
@@ -35,7 +36,6 @@ NCCL_TAIL_BYTES = 4096  # of each process
 CONSOLE_TAIL_BYTES = 4096  # of a failing worker's error output, repeated in the job's log
 FAREWELL_LIMIT_S = 10.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
-EXIT_MISCONFIGURED = 127
 
 _TICK_S = 0.5
 _START_TICK_S = 0.02  # while seconds count
@@ -359,10 +359,10 @@ class NodeAgent:
         self._note("node.started")
         self._install_signals()
         self._client.start()
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._runner = Runner(self._runner_command(self._program), self._environment)
-        self._begin_checks()
         try:
+            self._make_log_dir()
+            self._prepare_runner()
+            self._begin_checks()
             return self._serve()
         finally:
             kill_descendants()
@@ -408,6 +408,8 @@ class NodeAgent:
     # ---- checks
 
     def _begin_checks(self) -> None:
+        if self._ended is not None:
+            return
         self._state = "checking"
         if self._spec.start_checks:
             self._probe = ProbeRun(
@@ -440,13 +442,28 @@ class NodeAgent:
 
     # ---- training
 
+    def _make_log_dir(self) -> None:
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # torchrun will fail over it, and say so in its exit code
+            print(f"{self._node}: {error}", file=sys.stderr, flush=True)
+
+    def _prepare_runner(self) -> None:
+        """Let torchrun be imported now, for when it is needed."""
+        try:
+            self._runner = Runner(self._runner_command(self._program), self._environment)
+        except OSError as error:
+            self._end(EXIT_MISCONFIGURED, f"{self._program.python} could not be started: {error}")
+
     def _begin_training(self, place: Place) -> None:
         if place == self._place:
             return  # told again after a reconnection
         self._place = place
         self._listening, self._ended, self._failure, self._saw_workers = None, None, {}, False
         if self._runner is None:
-            self._runner = Runner(self._runner_command(self._program), self._environment)
+            self._prepare_runner()
+        if self._runner is None:
+            return
         local = self._client.local_address
         interface = find_interface(local)
         names = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} if interface else {}
@@ -516,8 +533,8 @@ class NodeAgent:
         }
         self._client.send(self._ended)
         self._write_report(code, self._read_log_tail(code))
-        if self._spec.worker_restarts > 0:
-            self._runner = Runner(self._runner_command(self._program), self._environment)
+        if self._spec.worker_restarts > 0 and code not in (0, EXIT_MISCONFIGURED):
+            self._prepare_runner()
 
     def _read_log_tail(self, code: int) -> str:
         if code == 0:

@@ -9,6 +9,7 @@ from trainer.beats import Message
 from trainer.contract import EXIT_NODE_CHECK_FAILED, EXIT_NODE_SILENT, Outcome
 
 EXIT_NOT_STARTED = 1  # no node can be blamed
+EXIT_MISCONFIGURED = 127  # what was asked for cannot be started, as a shell says it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +30,14 @@ class Go:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is known of a node before training starts. `failed`: the check that it failed, empty for none."""
+    """What is known of a node before training starts. `failed`: why it cannot train, empty while it may."""
 
     node: str
     is_connected: bool = False
     is_checked: bool = False
     is_silent: bool = False
     failed: str = ""
+    exit_code: int | None = None  # of an agent that ended already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,12 @@ def choose_nodes(
     missing = [c for c in candidates if not (c.is_checked or c.failed or c.is_silent)]
     if len(healthy) >= wanted and (not missing or not may_wait_for_spares):
         return Go(nodes=tuple(healthy[:wanted]))
+    is_misconfigured = bool(failed) and all(c.exit_code == EXIT_MISCONFIGURED for c in failed) and not silent
     if len(healthy) + len(missing) < wanted:
+        if is_misconfigured and len(failed) == len(candidates):
+            return Verdict(exit_code=EXIT_MISCONFIGURED, reason=f"on every node: {failed[0].failed}")
+        if is_misconfigured and missing and not is_too_late:
+            return None  # is it this node, or every node? the others tell
         return _refuse_start(failed, silent, wanted)
     if not is_too_late:
         return None

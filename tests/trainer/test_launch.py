@@ -54,14 +54,20 @@ class Attempt:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(
-        self, program: str, *, nodes: int, allocated: int | None = None, absent: str = "", path: str = "", **spec: Any
+        self,
+        program: str,
+        *,
+        nodes: int,
+        allocated: int | None = None,
+        absent: str = "",
+        path: str = "",
+        launcher: tuple[str, ...] = (str(RIG / "launch.py"),),
+        **spec: Any,
     ) -> None:
         script = self.rig / "train.py"
         script.write_text(program)
-        write_json(
-            self.dir / "attempt.json",
-            AttemptSpec(run="r", attempt=1, command=(str(script),), nodes=nodes, beat_interval_s=0.1, **spec),
-        )
+        values = {"command": (str(script),), "beat_interval_s": 0.1, **spec}
+        write_json(self.dir / "attempt.json", AttemptSpec(run="r", attempt=1, nodes=nodes, **values))
         environment: Mapping[str, str] = {
             **os.environ,
             "PATH": path or f"{RIG}:{os.environ['PATH']}",
@@ -72,7 +78,7 @@ class Attempt:
             "RIG_DIR": str(self.rig),
             "RIG_ABSENT": absent,
         }
-        self.process = subprocess.Popen([sys.executable, str(RIG / "launch.py"), str(self.dir)], env=environment)
+        self.process = subprocess.Popen([sys.executable, *launcher, str(self.dir)], env=environment)
 
     def end(self) -> ExitRecord:
         assert self.process is not None
@@ -361,6 +367,15 @@ def test_an_unreadable_specification_is_refused_with_its_reason(attempt: Attempt
     assert done.returncode == 127
     assert "not JSON" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_missing_python_of_the_training_is_told_and_not_retried(attempt: Attempt) -> None:
+    attempt.start(
+        "", nodes=1, worker_restarts=3, command=("/no/such/python", "x.py"), launcher=("-m", "trainer.launch")
+    )
+    record = attempt.end()
+    assert record.exit_code == 127
+    assert "/no/such/python" in record.reason
 
 
 def test_timing_lines_say_where_the_seconds_of_a_start_go(attempt: Attempt) -> None:

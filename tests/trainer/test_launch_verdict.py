@@ -72,6 +72,23 @@ def test_no_node_is_blamed_when_none_reported() -> None:
     assert (verdict.exit_code, verdict.node) == (1, None)
 
 
+def unstartable(node: str) -> Candidate:
+    return Candidate(node=node, is_connected=True, failed="no such file", exit_code=127)
+
+
+def test_what_no_node_can_start_is_nobodys_fault() -> None:
+    assert choose(unstartable("n1"), pending("n2")) is None
+    verdict = choose(unstartable("n1"), unstartable("n2"))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.exit_code, verdict.node) == (127, None)
+
+
+def test_what_only_one_node_cannot_start_is_that_nodes_fault() -> None:
+    verdict = choose(unstartable("n1"), healthy("n2"))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.exit_code, verdict.node) == (76, "n1")
+
+
 def end(node: str, code: int) -> NodeEnd:
     return NodeEnd(node=node, exit_code=code, reason="it ended")
 
