@@ -1,0 +1,95 @@
+"""Stands for a training: steps, checkpoints and faults by plan, on the contract alone, without torch.
+
+The plan says what goes wrong in which attempt after how many steps: `plan=1:stall@3,2:exit75@4,*:raise@5`.
+Rank 0 trains; the others end as it ends.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import xxhash
+
+from trainer import contract
+from trainer.contract import Manifest, ManifestFile, Progress, RunPaths
+
+given = dict(word.split("=", 1) for word in sys.argv[1:])
+final_step = int(given.get("steps", "100000"))
+step_s = float(given.get("step_s", "0.1"))
+save_every = int(given.get("save_every", "5"))
+plan = given.get("plan", "")
+
+attempt = int(os.environ[contract.ENV_ATTEMPT])
+paths = RunPaths(Path(os.environ[contract.ENV_RUN_DIR]))
+ended = paths.attempt_dir(attempt) / "rank0.ended"
+seq = 0
+
+
+def find_fault() -> tuple[str, int]:
+    for row in plan.split(",") if plan else []:
+        which, _, what = row.partition(":")
+        if which in ("*", str(attempt)):
+            kind, _, after = what.partition("@")
+            return kind, int(after)
+    return "", 0
+
+
+def report(step: int, phase: str) -> None:
+    global seq  # noqa: PLW0603
+    seq += 1
+    record = Progress(
+        attempt=attempt, step=step, final_step=final_step, phase=phase, time=time.time(), seq=seq, samples=step
+    )
+    contract.write_json(paths.progress(attempt), record)
+
+
+def save(step: int) -> None:
+    data = f"{step}\n".encode()
+    folder = paths.checkpoint(step, attempt)
+    contract.write_bytes(folder / "state", data)
+    file = ManifestFile(path="state", size_bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
+    manifest = Manifest(
+        run=os.environ[contract.ENV_RUN],
+        attempt=attempt,
+        step=step,
+        samples=step,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        time=time.time(),
+        format="plain",
+        files=(file,),
+    )
+    contract.write_json(folder / contract.MANIFEST_NAME, manifest)
+
+
+def end(code: int) -> None:
+    contract.write_bytes(ended, str(code).encode())
+    sys.exit(code)
+
+
+def train() -> None:
+    kind, after = find_fault()
+    resume_from = os.environ[contract.ENV_RESUME_FROM]
+    first = step = int(Path(resume_from, "state").read_text()) if resume_from else 0
+    report(step or -1, "start")
+    while step < final_step:
+        time.sleep(step_s)
+        step += 1
+        report(step, "step")
+        if step % save_every == 0:
+            save(step)
+        if kind and step - first >= after:
+            if kind == "stall":
+                time.sleep(600)
+            if kind == "raise":
+                raise RuntimeError(f"the loss is not a number at step {step}")
+            end(int(kind.removeprefix("exit")))
+    report(step, "end")
+    end(0)
+
+
+if int(os.environ["RANK"]) == 0:
+    train()
+while not ended.exists():
+    time.sleep(0.1)
+sys.exit(int(ended.read_text()))
