@@ -7,6 +7,8 @@ sbatch would start a second training.
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -154,7 +156,8 @@ class Executor:
         if run is None or attempt is None or attempt.state is not AttemptState.PLANNED:
             return Outcome(state=IntentState.WITHDRAWN, text="the attempt is not planned any more")
         if intent.tries > 0:
-            found = self._client.find_by_token(attempt.token, since=attempt.planned_at - timedelta(minutes=10))
+            since = attempt.planned_at - timedelta(minutes=10)
+            found = tuple(j for j in self._client.find_by_token(attempt.token, since=since) if _is_own(j, run))
             if found:
                 return self._adopt(attempt, found)
             now = self._clock.now()
@@ -340,6 +343,24 @@ def render_start_checks(run: Run, settings: Settings) -> tuple[str, ...]:
     limits = settings.sweep_limits
     argv = (settings.launcher.python, "-m", "supervisor.probes.runner", "--limits", json.dumps(limits))
     return (*argv, "--shared", str(run.spec.run_dir))
+
+
+def _is_own(job: JobRecord, run: Run) -> bool:
+    """Anybody may put our token into a comment; the name is the run's, and the account is its owner's."""
+    if job.name and job.name != run.name:
+        return False
+    try:
+        owner = pwd.getpwuid(run.owner_uid).pw_name
+    except KeyError:
+        return True
+    return not job.user or job.user in (owner, str(run.owner_uid), _own_name())
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _find_attempt(world: World, intent: Intent) -> Attempt | None:

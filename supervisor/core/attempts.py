@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from slurm.types import JobRecord, JobState
+from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -63,6 +63,7 @@ class Sight:
     attempt: Attempt
     now: datetime
     view: RunView | None = None  # None: the run directory could not be read
+    is_blind: bool = False  # it did not answer, so that what was published since the last look is not known
     job: JobRecord | None = None
     is_absent: bool = False  # a fresh answer does not hold the job
     jobs_are_fresh: bool = False
@@ -92,6 +93,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         attempt=attempt,
         now=now,
         view=seen,
+        is_blind=not isinstance(view, Fresh),
         job=job,
         is_absent=is_absent,
         jobs_are_fresh=isinstance(snapshot.jobs, Fresh),
@@ -221,8 +223,7 @@ def _given_up_by_launcher(sight: Sight, record: contract.ExitRecord) -> Ended | 
             evidence=_evidence(sight, line),
             exit_code=record.exit_code,
         )
-    launch = sight.view.launch if sight.view is not None else None
-    if launch is not None and launch.unchanged_s < SILENCE_WAIT_S:
+    if _awaits_second_sign(sight):
         return None
     return Ended(
         end=AttemptEnd.NODE_SILENT,
@@ -231,6 +232,15 @@ def _given_up_by_launcher(sight: Sight, record: contract.ExitRecord) -> Ended | 
         evidence=(line, "its slurmd port answers, and Slurm calls it responding"),
         exit_code=record.exit_code,
     )
+
+
+def _awaits_second_sign(sight: Sight) -> bool:
+    """The launcher gave a silent node up just now, and nothing else has said so yet."""
+    record = sight.view.exit if sight.view is not None else None
+    if record is None or record.attempt != sight.attempt.number or record.exit_code != contract.EXIT_NODE_SILENT:
+        return False
+    launch = sight.view.launch if sight.view is not None else None
+    return launch is not None and launch.unchanged_s < SILENCE_WAIT_S
 
 
 def _named_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
@@ -254,13 +264,17 @@ def _outcome_evidence(sight: Sight, record: contract.ExitRecord) -> tuple[str, .
     return tuple(lines)
 
 
-def _crashed(sight: Sight, detail: str, *, exit_code: int | None, node: str | None) -> Ended:
+def _crashed(
+    sight: Sight, detail: str, *, exit_code: int | None, node: str | None, nodes: tuple[str, ...] = ()
+) -> Ended:
+    """`nodes` are named by proof of their own; `node` is where it was noticed first: usually a victim."""
     cause = sight.cause
     if cause is None:
         return Ended(
             end=AttemptEnd.CRASHED,
             detail=detail,
-            nodes=(node,) if node else (),
+            nodes=nodes,
+            hint=node,
             evidence=(detail,),
             exit_code=exit_code,
         )
@@ -289,8 +303,19 @@ _STATE_ENDS: dict[JobState, AttemptEnd] = {
 }
 
 
+_SLURM_EXIT_ENDS = {code: end for code, end in _EXIT_ENDS.items() if code != contract.EXIT_FINISHED} | {
+    contract.EXIT_NODE_SILENT: AttemptEnd.NODE_SILENT
+}
+
+
 def _ended_by_slurm(sight: Sight) -> Ended | None:
-    """Slurm's word: the controller's while it remembers the job, else accounting's."""
+    """Slurm's word: the controller's while it remembers the job, else accounting's.
+
+    Over means fenced, so a run directory that does not answer is waited for: what the attempt published meanwhile
+    must be seen first.
+    """
+    if sight.is_blind or _awaits_second_sign(sight):
+        return None
     job = sight.job if sight.job is not None and sight.job.is_ended else None
     if job is None and sight.is_absent:
         job = sight.accounting
@@ -301,11 +326,25 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
     if job.state is JobState.CANCELLED and nodes:
         return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
     end = _STATE_ENDS.get(job.state)
+    if end is None and job.exit_code in _SLURM_EXIT_ENDS:  # the launcher's code; its record may show up later
+        end = _SLURM_EXIT_ENDS[job.exit_code]
+        is_curable = end is not AttemptEnd.DO_NOT_RESTART
+        return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code, is_curable=is_curable)
     if end is None:
-        return _crashed(sight, detail, exit_code=job.exit_code, node=nodes[0] if nodes else None)
+        return _crashed(sight, detail, exit_code=job.exit_code, node=None, nodes=nodes[:1])
     if end is AttemptEnd.NODE_FAILED:
         return Ended(end=end, detail=detail, nodes=nodes, evidence=_evidence(sight, detail), exit_code=job.exit_code)
     return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code)
+
+
+def _requeued_by_slurm(sight: Sight) -> Ended | None:
+    """A batch launch that fails is requeued in spite of --no-requeue: two owners of retries start two trainings."""
+    job = sight.job
+    if job is None or not (job.restarts > 0 or JobFlag.REQUEUED in job.flags):
+        return None
+    detail = f"Slurm requeued job {job.job_id} by itself ({job.raw_state} {job.reason}".rstrip() + ")"
+    nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
+    return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
 
 
 def _evidence(sight: Sight, *first: str) -> tuple[str, ...]:
@@ -324,7 +363,7 @@ def _silent(sight: Sight) -> Ended | None:
 
 
 def _failed_by_slurm(sight: Sight) -> Ended | None:
-    if not sight.failed_by_slurm:
+    if not sight.failed_by_slurm or sight.is_blind:
         return None
     return Ended(
         end=AttemptEnd.NODE_FAILED,
@@ -349,7 +388,9 @@ def _terminated(sight: Sight) -> Ended | None:
 
 def _vanished(sight: Sight) -> Ended | None:
     """Gone from the controller's memory; accounting has been asked, where there is one, and has nothing either."""
-    if not sight.is_absent or sight.accounting is not None or sight.accounting_is_stale:
+    if not sight.is_absent or sight.accounting is not None or sight.accounting_is_stale or sight.is_blind:
+        return None
+    if _awaits_second_sign(sight):
         return None
     return Ended(
         end=AttemptEnd.VANISHED,
@@ -370,6 +411,7 @@ _END_ROWS: tuple[Callable[[Sight], Ended | None], ...] = (
     _ended_by_launcher,
     _silent,
     _ended_by_slurm,
+    _requeued_by_slurm,
     _failed_by_slurm,
     _terminated,
     _vanished,
