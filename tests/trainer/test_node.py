@@ -118,14 +118,25 @@ def test_anything_else_that_probes_print_is_an_error(data: bytes) -> None:
         parse_checks(data)
 
 
-def test_a_probe_is_polled_without_waiting_for_it() -> None:
-    probe = ProbeRun(("/bin/sh", "-c", "exec sleep 5"), limit_s=0.2, environment={})
-    assert probe.poll() is None
+def results_of(probe: ProbeRun) -> tuple[CheckResult, ...]:
     stop = time.monotonic() + 5
     while (results := probe.poll()) is None and time.monotonic() < stop:
         time.sleep(0.01)
     assert results is not None
-    assert results[0].ok is None
+    return results
+
+
+def test_a_probe_is_polled_without_waiting_for_it() -> None:
+    probe = ProbeRun(("/bin/sh", "-c", "exec sleep 5"), limit_s=0.2, environment={})
+    assert probe.poll() is None
+    assert results_of(probe)[0].ok is None
+
+
+@pytest.mark.parametrize("argv", [("/bin/echo", "no JSON"), ("/no/such/program",), ("/bin/false",)])
+def test_probes_that_cannot_tell_are_unknown_and_say_why(argv: tuple[str, ...]) -> None:
+    (result,) = results_of(ProbeRun(argv, limit_s=5, environment={}))
+    assert result.ok is None
+    assert result.detail
 
 
 def test_the_address_leads_to_its_interface() -> None:
