@@ -28,7 +28,7 @@ from supervisor.control import ControlServer
 from supervisor.core.reconcile import reconcile
 from supervisor.execute import Executor
 from supervisor.model import Fresh, Plan, Snapshot, Stale, World
-from supervisor.notify import notify
+from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
 from supervisor.requests import Rights, handle
@@ -39,6 +39,7 @@ _BACKUP_EVERY_S = 3600.0
 _KEEP_DAYS = 400
 _FIRST_ANSWER_S = 30.0
 _CLOCK_STEP_S = 2.0
+_BEAT_EVERY_S = 30.0
 
 
 class Waker:
@@ -103,6 +104,7 @@ class Daemon:
         self._rights = Rights(service_uid=os.geteuid(), admin_gid=_admin_gid(settings))
         self._log = structlog.get_logger("daemon")
         self._number = 0
+        self._beat_every_s = (watchdog_interval_s() or _BEAT_EVERY_S) / 3
         self._is_stopping = False
         self._said: dict[str, str] = {}
         self._backed_up_mono = time.monotonic()
@@ -211,7 +213,7 @@ class Daemon:
             until = time.monotonic() + seconds
             while not self._is_stopping:
                 left = until - time.monotonic()
-                ready = selector.select(min(max(0.0, left), 10.0))
+                ready = selector.select(min(max(0.0, left), self._beat_every_s))
                 self._beat()
                 if any(key.fileobj is self.waker for key, _ in ready):
                     self.waker.drain()
@@ -297,8 +299,8 @@ def _pause_after_recovery(store: Store, clock: Clock, backup: str) -> None:
     store.set_paused(True, clock.now(), f"the ledger was damaged and restored from {backup}")
     structlog.get_logger("daemon").error(
         "ledger.restored",
-        reason=f"restored from {backup}: paused, since jobs submitted after it are unknown; compare `supervisor status` "
-        "with squeue, cancel what is not known, then `supervisor resume`",
+        reason=f"restored from {backup}: paused, since jobs submitted after that are unknown; compare "
+        "`supervisor status` with squeue, cancel what is not known, then `supervisor resume`",
     )
 
 

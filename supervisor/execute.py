@@ -10,9 +10,10 @@ import json
 import os
 import pwd
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import structlog
 
@@ -210,7 +211,7 @@ class Executor:
         self._owners.reader(run).write_attempt(spec.run_dir, attempt.number, files)
         uid, gid = self._owners.identity(run)
         return SubmitRequest(
-            script=directory / "batch.sh",
+            script=directory / "batch.sh" if uid is None else self._write_own_script(attempt, script),
             token=attempt.token,
             job_name=run.name,
             nodes=attempt.nodes_wanted + attempt.spares,
@@ -226,6 +227,12 @@ class Executor:
             uid=uid,
             gid=gid,
         )
+
+    def _write_own_script(self, attempt: Attempt, script: str) -> Path:
+        """As root sbatch reads a copy that only root can change: a link in a user's folder would show any file."""
+        path = self._settings.ledger.path.parent / "batch" / f"{attempt.run}.{attempt.number}.sh"
+        contract.write_bytes(path, script.encode())
+        return path
 
     # ---------------------------------------------------------------- cancel, drain
 
@@ -320,12 +327,22 @@ class Executor:
 
 
 def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contract.AttemptSpec:
-    """What the launcher is told: a pure function of the run, the attempt and the settings."""
+    """What the launcher is told: a pure function of the run, the attempt and the settings.
+
+    Placeholders in the command's words are filled: {resume_from}, {resume_step}, {run}, {attempt}, {run_dir}.
+    """
     spec = run.spec
+    values = {
+        "{resume_from}": attempt.resume_path,
+        "{resume_step}": str(attempt.resume_step),
+        "{run}": run.name,
+        "{attempt}": str(attempt.number),
+        "{run_dir}": str(spec.run_dir),
+    }
     return contract.AttemptSpec(
         run=run.name,
         attempt=attempt.number,
-        command=spec.command,
+        command=tuple(_fill(word, values) for word in spec.command),
         nodes=attempt.nodes_wanted,
         procs_per_node=spec.procs_per_node,
         resume_from=attempt.resume_path,
@@ -336,6 +353,12 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         silent_after_s=spec.health.silent_after_s,
         start_checks=render_start_checks(run, settings) if spec.health.start_checks else (),
     )
+
+
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    for placeholder, value in values.items():
+        word = word.replace(placeholder, value)
+    return word
 
 
 def render_start_checks(run: Run, settings: Settings) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ _REFUSED_OPTIONS: Mapping[str, str] = {
     "export": f"{_SET_BY_US}: it carries the variables of the contract",
     "export-file": f"{_SET_BY_US}: it carries the variables of the contract",
     "chdir": f'{_HAS_A_KEY}"workdir"',
+    "bbf": "is not possible: sbatch would read that file with the service's rights",
     "uid": f"{_SET_BY_US}: jobs run as the run's owner",
     "gid": f"{_SET_BY_US}: jobs run as the run's owner",
     "wrap": "is not possible: the supervisor brings the batch script",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,12 @@ def _why_no_torch() -> str | None:
 def _why_no_systemd() -> str | None:
     if os.geteuid() != 0:
         return "booting a systemd needs root"
-    return None if Path("/lib/systemd/systemd").exists() else "no /lib/systemd/systemd on this machine"
+    if not Path("/lib/systemd/systemd").exists():
+        return "no /lib/systemd/systemd on this machine"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--pid", "--cgroup", "--fork", "true"], capture_output=True, timeout=10, check=False
+    )
+    return None if tried.returncode == 0 else "namespaces are not permitted here"
 
 
 _NEEDS = {"slurm": _why_no_slurm, "torch": _why_no_torch, "systemd": _why_no_systemd}

@@ -488,7 +488,7 @@ def _is_startable(run: Run, last: Attempt | None) -> bool:
 
 
 def _watch_candidates(draft: Draft, run: Run, last: Attempt | None) -> frozenset[str]:
-    """Look at the ports of the nodes that may be next, once an attempt has ended badly: others may have gone with it."""
+    """Look at the ports of the nodes that may be next when an attempt has ended badly: others may have gone with it."""
     records = _records(draft)
     if not _is_startable(run, last) or last is None or last.end in PLANNED_ENDS or records is None:
         return frozenset()
