@@ -283,7 +283,7 @@ def _crashed(
     return Ended(
         end=end,
         detail=cause.sentence,
-        nodes=(cause.node,) if is_blamed and cause.node else (),
+        nodes=(cause.node,) if is_blamed and cause.node else nodes,
         hint=cause.node or node,
         evidence=(detail, *cause.evidence),
         exit_code=exit_code,

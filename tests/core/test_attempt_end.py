@@ -1,0 +1,344 @@
+"""How an attempt ended: one test per row of the table, and the order of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from slurm.types import JobFlag, JobRecord, JobState
+from supervisor.core.attempts import Ended, Silence, judge_end
+from supervisor.model import AttemptEnd, AttemptState, Cause, Fresh, RunState, Stale
+from tests.core.builders import (
+    NOW,
+    RUN,
+    STALE,
+    ago,
+    attempt,
+    exit_record,
+    job,
+    launch,
+    progress,
+    run,
+    sight,
+    view,
+)
+from trainer import contract
+from trainer.contract import CheckResult, NodeReport, Outcome
+
+SILENT_N2 = (Silence(node="n2", evidence="n2: no heartbeat, slurmd silent"),)
+
+
+def accounted(*jobs: JobRecord) -> Fresh[Mapping[int, JobRecord]]:
+    return Fresh(value={j.job_id: j for j in jobs}, asked_at=NOW)
+
+
+def end_of(ended: Ended | None) -> AttemptEnd | None:
+    return ended.end if ended is not None else None
+
+
+# ---------------------------------------------------------------- our own stop
+
+
+def test_a_run_that_is_stopped_ends_its_attempt_before_anything_else_is_asked() -> None:
+    stopping = run(state=RunState.STOPPING, reason="uid 1000 said so")
+    seen = sight(attempt(), job(), of=stopping, view=view(exit=exit_record(1)))
+    ended = judge_end(seen)
+    assert end_of(ended) is AttemptEnd.STOPPED
+    assert ended is not None
+    assert ended.detail == "uid 1000 said so"
+
+
+def test_a_stop_does_not_end_an_attempt_whose_job_is_not_known_yet() -> None:
+    planned = attempt(state=AttemptState.PLANNED)
+    assert judge_end(sight(planned, of=run(state=RunState.STOPPING))) is None
+
+
+# ---------------------------------------------------------------- the launcher's own record
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (contract.EXIT_FINISHED, AttemptEnd.FINISHED),
+        (contract.EXIT_RESUBMIT, AttemptEnd.SAVED),
+        (contract.EXIT_DO_NOT_RESTART, AttemptEnd.DO_NOT_RESTART),
+        (contract.EXIT_NODE_CHECK_FAILED, AttemptEnd.NODE_CHECK),
+        (contract.EXIT_CHECKPOINT_REJECTED, AttemptEnd.CHECKPOINT_REJECTED),
+        (1, AttemptEnd.CRASHED),
+        (137, AttemptEnd.CRASHED),
+    ],
+)
+def test_the_launchers_exit_code_says_how_the_attempt_ended(code: int, end: AttemptEnd) -> None:
+    ended = judge_end(sight(attempt(), job(), view=view(exit=exit_record(code))))
+    assert end_of(ended) is end
+    assert ended is not None
+    assert ended.exit_code == code
+
+
+def test_the_launchers_record_goes_before_slurms_word() -> None:
+    seen = sight(attempt(), job(state=JobState.FAILED, exit_code=75), view=view(exit=exit_record(75)))
+    assert end_of(judge_end(seen)) is AttemptEnd.SAVED
+
+
+@pytest.mark.parametrize(("code", "end"), [(75, AttemptEnd.SAVED), (93, AttemptEnd.DO_NOT_RESTART)])
+def test_slurms_exit_code_is_the_launchers_where_its_record_does_not_show_yet(code: int, end: AttemptEnd) -> None:
+    ended = judge_end(sight(attempt(), job(state=JobState.FAILED, exit_code=code), view=view()))
+    assert end_of(ended) is end
+    assert ended is not None
+    assert ended.is_curable is (code == 75)
+
+
+def test_exit_93_is_not_curable_by_a_restart() -> None:
+    ended = judge_end(sight(attempt(), job(), view=view(exit=exit_record(93))))
+    assert ended is not None
+    assert not ended.is_curable
+
+
+def test_an_exit_record_of_another_attempt_says_nothing() -> None:
+    assert judge_end(sight(attempt(2), job(2), view=view(2, exit=exit_record(0, number=1)))) is None
+
+
+def test_every_node_whose_own_report_holds_a_failed_check_is_named() -> None:
+    failed, passed = CheckResult(check="disk", ok=False, detail="full"), CheckResult(check="disk", ok=True)
+    unknown = CheckResult(check="disk", ok=None, detail="time-out")
+    reports = tuple(
+        NodeReport(attempt=1, node=n, host=n, time=0.0, checks=(result,))
+        for n, result in (("n1", failed), ("n2", passed), ("n3", failed), ("n4", unknown))
+    )
+    ended = judge_end(sight(view=view(exit=exit_record(76, node="n1"), node_reports=reports)))
+    assert ended is not None
+    assert ended.nodes == ("n1", "n3")
+    assert "n3: disk: full" in ended.evidence
+
+
+def test_without_reports_the_node_that_the_launcher_names_failed_its_checks() -> None:
+    ended = judge_end(sight(view=view(exit=exit_record(76, node="n2"))))
+    assert ended is not None
+    assert ended.nodes == ("n2",)
+
+
+def test_the_trainings_own_message_is_part_of_the_evidence() -> None:
+    outcome = Outcome(attempt=1, exit_code=78, message="shard 3 does not match")
+    ended = judge_end(sight(view=view(exit=exit_record(78), outcome=outcome)))
+    assert ended is not None
+    assert "outcome: shard 3 does not match" in ended.evidence
+
+
+def test_a_message_of_an_earlier_attempt_is_no_evidence() -> None:
+    outcome = Outcome(attempt=7, exit_code=78, message="old")
+    ended = judge_end(sight(view=view(exit=exit_record(78), outcome=outcome)))
+    assert ended is not None
+    assert len(ended.evidence) == 1
+
+
+# ---------------------------------------------------------------- a silent node that only the launcher saw
+
+
+def test_a_node_that_the_launcher_gave_up_is_named_once_a_second_sign_is_there() -> None:
+    ended = judge_end(sight(view=view(exit=exit_record(77, node="n2"), launch=launch()), silent=SILENT_N2))
+    assert end_of(ended) is AttemptEnd.NODE_SILENT
+    assert ended is not None
+    assert ended.nodes == ("n2",)
+
+
+def test_a_second_sign_is_waited_for_when_the_launcher_gave_a_node_up() -> None:
+    assert judge_end(sight(view=view(exit=exit_record(77, node="n2"), launch=launch(unchanged_s=3)))) is None
+
+
+def test_a_node_that_only_the_launcher_gave_up_is_a_hint_and_not_condemned() -> None:
+    ended = judge_end(sight(view=view(exit=exit_record(77, node="n2"), launch=launch(unchanged_s=9))))
+    assert end_of(ended) is AttemptEnd.NODE_SILENT
+    assert ended is not None
+    assert (ended.nodes, ended.hint) == ((), "n2")
+
+
+def test_without_a_launch_report_the_launchers_word_on_a_silent_node_is_not_waited_on() -> None:
+    assert end_of(judge_end(sight(view=view(exit=exit_record(77, node="n2"))))) is AttemptEnd.NODE_SILENT
+
+
+# ---------------------------------------------------------------- crashes and their causes
+
+
+def test_a_crash_without_a_cause_names_the_launchers_node_as_a_hint_only() -> None:
+    ended = judge_end(sight(view=view(exit=exit_record(1, node="n2"))))
+    assert ended is not None
+    assert (ended.nodes, ended.hint) == ((), "n2")
+
+
+@pytest.mark.parametrize(("blames", "nodes"), [(True, ("n2",)), (False, ())])
+def test_a_node_is_named_by_a_crash_only_where_the_cause_blames_it(blames: bool, nodes: tuple[str, ...]) -> None:
+    cause = Cause(kind="gpu", sentence="XID 79 on n2", node="n2", blames_node=blames)
+    ended = judge_end(sight(view=view(exit=exit_record(1, node="n1")), causes={"gpt": cause}))
+    assert ended is not None
+    assert (ended.nodes, ended.hint, ended.detail) == (nodes, "n2", "XID 79 on n2")
+
+
+def test_a_cause_that_a_restart_cannot_cure_is_passed_on() -> None:
+    cause = Cause(kind="configuration", sentence="command not found", is_curable=False)
+    ended = judge_end(sight(view=view(exit=exit_record(127)), causes={"gpt": cause}))
+    assert ended is not None
+    assert not ended.is_curable
+
+
+def test_a_host_that_ran_out_of_memory_has_its_own_end() -> None:
+    cause = Cause(kind="host_memory", sentence="the kernel killed a process of n1")
+    assert end_of(judge_end(sight(view=view(exit=exit_record(137)), causes={"gpt": cause}))) is AttemptEnd.HOST_MEMORY
+
+
+# ---------------------------------------------------------------- silence
+
+
+def test_a_silent_node_ends_the_attempt_and_is_named() -> None:
+    ended = judge_end(sight(attempt(), job(), view=view(), silent=SILENT_N2))
+    assert end_of(ended) is AttemptEnd.NODE_SILENT
+    assert ended is not None
+    assert ended.nodes == ("n2",)
+
+
+def test_silence_goes_before_slurms_word_because_it_names_the_node() -> None:
+    ended = judge_end(sight(attempt(), job(state=JobState.FAILED), view=view(), silent=SILENT_N2))
+    assert end_of(ended) is AttemptEnd.NODE_SILENT
+
+
+def test_a_node_that_slurm_turned_down_ends_the_attempt() -> None:
+    ended = judge_end(sight(attempt(), job(), view=view(), failed_by_slurm=SILENT_N2))
+    assert end_of(ended) is AttemptEnd.NODE_FAILED
+    assert ended is not None
+    assert ended.nodes == ("n2",)
+
+
+# ---------------------------------------------------------------- Slurm's word
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        (JobState.COMPLETED, AttemptEnd.FINISHED),
+        (JobState.CANCELLED, AttemptEnd.CANCELLED),
+        (JobState.TIMEOUT, AttemptEnd.TIME_LIMIT),
+        (JobState.NODE_FAIL, AttemptEnd.NODE_FAILED),
+        (JobState.BOOT_FAIL, AttemptEnd.NODE_FAILED),
+        (JobState.PREEMPTED, AttemptEnd.PREEMPTED),
+        (JobState.OUT_OF_MEMORY, AttemptEnd.HOST_MEMORY),
+        (JobState.DEADLINE, AttemptEnd.DO_NOT_RESTART),
+        (JobState.FAILED, AttemptEnd.CRASHED),
+    ],
+)
+def test_slurms_state_says_how_the_attempt_ended_where_the_launcher_did_not(state: JobState, end: AttemptEnd) -> None:
+    assert end_of(judge_end(sight(attempt(), job(state=state), view=view()))) is end
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.PENDING, JobState.SUSPENDED, JobState.UNRECOGNIZED])
+def test_a_job_that_is_live_has_not_ended(state: JobState) -> None:
+    assert judge_end(sight(attempt(), job(state=state), view=view())) is None
+
+
+def test_a_job_that_is_completing_has_no_end_state_yet_and_is_waited_for() -> None:
+    completing = job(state=None, flags=frozenset({JobFlag.COMPLETING}))
+    assert judge_end(sight(attempt(), completing, view=view())) is None
+
+
+def test_a_cancelled_job_on_a_failed_node_was_not_cancelled_by_a_person() -> None:
+    seen = sight(attempt(), job(state=JobState.CANCELLED), view=view(), failed_by_slurm=SILENT_N2)
+    ended = judge_end(seen)
+    assert end_of(ended) is AttemptEnd.NODE_FAILED
+    assert ended is not None
+    assert ended.nodes == ("n2",)
+
+
+def test_a_job_of_another_token_under_the_same_id_is_not_ours() -> None:
+    other = job(state=JobState.COMPLETED, comment="sup:other:1")
+    assert end_of(judge_end(sight(attempt(), other, view=view()))) is AttemptEnd.VANISHED
+
+
+def test_accounting_is_believed_once_the_controller_has_forgotten_the_job() -> None:
+    known = accounted(job(state=JobState.TIMEOUT))
+    assert end_of(judge_end(sight(attempt(), view=view(), ended=known))) is AttemptEnd.TIME_LIMIT
+
+
+def test_an_older_job_of_the_same_id_in_accounting_is_another_job() -> None:
+    older = job(state=JobState.COMPLETED, submit_at=ago(86400))
+    assert end_of(judge_end(sight(attempt(), view=view(), ended=accounted(older)))) is AttemptEnd.VANISHED
+
+
+def test_accounting_without_a_submit_time_is_not_matched_to_a_job() -> None:
+    unknown = job(state=JobState.COMPLETED, submit_at=None)
+    assert end_of(judge_end(sight(attempt(), view=view(), ended=accounted(unknown)))) is AttemptEnd.VANISHED
+
+
+# ---------------------------------------------------------------- terminated
+
+
+@pytest.mark.parametrize(("unchanged_s", "end"), [(5, None), (21, AttemptEnd.CRASHED)])
+def test_a_terminated_launcher_counts_once_slurm_has_had_its_time_to_say_why(
+    unchanged_s: float, end: AttemptEnd | None
+) -> None:
+    young = attempt(submitted_at=ago(5))
+    seen = sight(young, view=view(exit=exit_record(143), launch=launch(unchanged_s=unchanged_s)))
+    assert end_of(judge_end(seen)) is end
+
+
+def test_a_terminated_launcher_says_nothing_while_squeue_does_not_answer() -> None:
+    seen = sight(view=view(exit=exit_record(143), launch=launch(unchanged_s=60)), jobs=STALE)
+    assert judge_end(seen) is None
+
+
+def test_a_terminated_launcher_says_nothing_while_its_job_runs() -> None:
+    seen = sight(attempt(), job(), view=view(exit=exit_record(143), launch=launch(unchanged_s=60)))
+    assert judge_end(seen) is None
+
+
+def test_a_terminated_launcher_says_nothing_before_its_report_has_been_silent() -> None:
+    seen = sight(attempt(submitted_at=ago(5)), view=view(exit=exit_record(143)))
+    assert judge_end(seen) is None
+
+
+# ---------------------------------------------------------------- vanished
+
+
+def test_a_job_that_nobody_knows_any_more_has_vanished() -> None:
+    assert end_of(judge_end(sight(attempt(), view=view()))) is AttemptEnd.VANISHED
+
+
+def test_a_job_is_not_absent_in_an_answer_that_was_under_way_when_it_was_submitted() -> None:
+    assert judge_end(sight(attempt(submitted_at=ago(5)), view=view())) is None
+
+
+def test_a_job_does_not_vanish_while_accounting_does_not_answer() -> None:
+    assert judge_end(sight(attempt(), view=view(), ended=STALE)) is None
+
+
+def test_a_job_does_not_vanish_while_squeue_does_not_answer() -> None:
+    """Case CO-01: a squeue that failed is no sign that a job has ended."""
+    assert judge_end(sight(attempt(), view=view(), jobs=STALE)) is None
+
+
+@pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, None])
+def test_slurms_word_waits_for_a_run_directory_that_does_not_answer(state: JobState | None) -> None:
+    """Over means fenced: what was published while nobody could look must be seen first. Nothing starts blind anyway."""
+    jobs = (job(state=state),) if state else ()
+    blind = {"gpt": Stale(why="the file system hangs", since_at=NOW)}
+    assert judge_end(sight(attempt(), *jobs, runs=blind)) is None
+
+
+# ---------------------------------------------------------------- pause
+
+
+def test_while_paused_nothing_that_still_runs_is_given_up() -> None:
+    assert judge_end(sight(attempt(), job(), view=view(), silent=SILENT_N2), is_paused=True) is None
+    assert judge_end(sight(attempt(), job(), view=view(), failed_by_slurm=SILENT_N2), is_paused=True) is None
+    hung = view(progress=progress(unchanged_s=9999))
+    assert judge_end(sight(attempt(), job(), view=hung), is_paused=True) is None
+
+
+def test_while_paused_an_end_that_has_happened_counts() -> None:
+    ended = judge_end(sight(attempt(), job(), view=view(exit=exit_record(0))), is_paused=True)
+    assert end_of(ended) is AttemptEnd.FINISHED
+
+
+def test_the_default_reason_of_a_stop_is_a_sentence() -> None:
+    ended = judge_end(sight(attempt(), job(), of=replace(RUN, state=RunState.STOPPING)))
+    assert ended is not None
+    assert ended.detail == "stopped by a person"
