@@ -8,6 +8,7 @@ start. Every line names that checkpoint, so no guess is needed.
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class StepLog:
         self._write({"step": step, "samples": list(samples), **self._tail})
 
     def append_loss(self, step: int, loss: float) -> None:
-        """Record the mean loss over the whole global batch of a finished step."""
-        self._write({"step": step, "loss": loss, **self._tail})
+        """Record the mean loss over the whole global batch of a finished step, and when it was finished."""
+        self._write({"step": step, "loss": loss, "time": round(time.time(), 3), **self._tail})
 
     def close(self) -> None:
         """Close the file."""
@@ -81,13 +82,14 @@ def _open_append(path: Path) -> IO[bytes] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One line of a log. `samples` or `loss` is what that log holds."""
+    """One line of a log. `samples` or `loss` is what that log holds. `time`: the writer's clock, for people only."""
 
     step: int
     world: int
     resumed_from: str
     samples: tuple[int, ...] = ()
     loss: float | None = None
+    time: float | None = None
 
 
 def read_step_log(path: Path) -> list[StepRecord]:
@@ -108,6 +110,7 @@ def _parse_line(line: bytes) -> StepRecord | None:
             resumed_from=str(raw["from"]),
             samples=tuple(int(index) for index in raw.get("samples", ())),
             loss=float(raw["loss"]) if raw.get("loss") is not None else None,
+            time=float(raw["time"]) if raw.get("time") is not None else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -44,8 +44,10 @@ log = logging.getLogger("trainer.example")
 
 def run(options: Options, place: Place, request: SaveAndExit, progress: ProgressWriter) -> int:
     """Train to the last step or until asked to save and exit; returns the exit code."""
+    log.info("torch is imported, %.2f s after this process began", _age_s())
     torch.set_num_threads(1)  # ranks share the cores of small machines, and sums keep their order
     with _process_group(options, place):
+        log.info("%d ranks have met, %.2f s after this process began", place.world, _age_s())
         place = _settle_attempt(place)
         if place.rank == 0 and place.run_dir is not None:
             # Of workers that were restarted in place: what they left must not explain how these ones end.
