@@ -7,6 +7,7 @@ comes before everything, the launcher's own record before Slurm's word (Slurm sh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -22,12 +23,14 @@ from supervisor.model import (
     Run,
     RunState,
     RunView,
+    Seen,
     Snapshot,
     Stale,
 )
 from trainer import contract
 
 PROGRESS_STORE_EVERY_S = 5.0
+SUSPENDED = "suspended"  # the phase of an attempt whose job Slurm has stopped; kept until the training goes on
 ABSENT_MARGIN_S = 10.0  # a job younger than this may be missing from an answer that was under way
 SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
@@ -72,6 +75,11 @@ class Sight:
     cause: Cause | None = None
     silent: tuple[Silence, ...] = ()
     failed_by_slurm: tuple[Silence, ...] = ()
+
+    @property
+    def is_suspended(self) -> bool:
+        """True while Slurm has stopped the job's processes: their silence says nothing."""
+        return self.job is not None and (self.job.state is JobState.SUSPENDED or JobFlag.STOPPED in self.job.flags)
 
 
 def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) -> Sight:
@@ -133,19 +141,39 @@ def fold_attempt(sight: Sight) -> Attempt:
         attempt = replace(attempt, nodes=job.nodes)
     if not attempt.nodes and view is not None and view.launch is not None and view.launch.value.nodes:
         attempt = replace(attempt, nodes=tuple(sorted(view.launch.value.nodes)))
+    if sight.is_suspended:
+        return _fold_suspension(attempt, sight.now)
     if view is not None and view.progress is not None:
-        attempt = _fold_progress(attempt, view.progress.value, sight.now)
+        attempt = _fold_progress(attempt, view.progress, sight.now)
     return attempt
 
 
-def _fold_progress(attempt: Attempt, progress: contract.Progress, now: datetime) -> Attempt:
-    if progress.attempt != attempt.number:
+def _fold_suspension(attempt: Attempt, now: datetime) -> Attempt:
+    """Remember when the job was last seen suspended: the silence of that time does not count as a stall later."""
+    if attempt.phase == SUSPENDED and not _is_due(attempt, now):
+        return attempt
+    return replace(attempt, phase=SUSPENDED, progress_at=now)
+
+
+def _is_due(attempt: Attempt, now: datetime) -> bool:
+    return attempt.progress_at is None or (now - attempt.progress_at).total_seconds() >= PROGRESS_STORE_EVERY_S
+
+
+def _since_suspension_s(attempt: Attempt, now: datetime) -> float:
+    """Seconds since the job was last seen suspended; infinite once the training has gone on."""
+    if attempt.phase != SUSPENDED or attempt.progress_at is None:
+        return math.inf
+    return (now - attempt.progress_at).total_seconds()
+
+
+def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], now: datetime) -> Attempt:
+    progress = seen.value
+    if progress.attempt != attempt.number or seen.unchanged_s >= _since_suspension_s(attempt, now):
         return attempt
     has_stepped = progress.phase != "start" and progress.step > attempt.resume_step
     is_first = attempt.stepped_at is None and has_stepped
-    is_due = attempt.progress_at is None or (now - attempt.progress_at).total_seconds() >= PROGRESS_STORE_EVERY_S
     is_news = progress.step != attempt.last_step or progress.phase != attempt.phase
-    if not is_first and not (is_due and is_news):
+    if not is_first and not (_is_due(attempt, now) and is_news):
         return attempt
     return replace(
         attempt,
@@ -432,21 +460,23 @@ def judge_stall(sight: Sight) -> str | None:
     attempt, view = sight.attempt, sight.view
     if attempt.state is not AttemptState.RUNNING or view is None:
         return None
-    if sight.job is not None and (sight.job.state is JobState.SUSPENDED or not sight.jobs_are_fresh):
+    if sight.is_suspended or not sight.jobs_are_fresh:  # without an answer of squeue nobody knows whether it is
         return None
+    since_suspension_s = _since_suspension_s(attempt, sight.now)
     if view.progress is None or view.progress.value.attempt != attempt.number:
         limit = choose_limit("start", None, sight.run.spec.progress)
         waited = (sight.now - attempt.started_at).total_seconds() if attempt.started_at else 0.0
+        waited = min(waited, since_suspension_s)
         if limit is None or waited <= limit:
             return None
         return f"no progress file {waited:.0f} s after the start (limit {limit:.0f} s)"
     progress = view.progress.value
     limit = choose_limit(progress.phase, progress.limit_s, sight.run.spec.progress)
-    if limit is None or view.progress.unchanged_s <= limit:
+    silent_s = min(view.progress.unchanged_s, since_suspension_s)
+    if limit is None or silent_s <= limit:
         return None
     return (
-        f"no progress for {view.progress.unchanged_s:.0f} s in phase {progress.phase} "
-        f"after step {progress.step} (limit {limit:.0f} s)"
+        f"no progress for {silent_s:.0f} s in phase {progress.phase} after step {progress.step} (limit {limit:.0f} s)"
     )
 
 

@@ -123,7 +123,7 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
     """
     attempt, health = sight.attempt, sight.run.spec.health
     launch = sight.view.launch if sight.view is not None else None
-    if not any(p.failures == 0 for p in ports.values()):
+    if sight.is_suspended or not any(p.failures == 0 for p in ports.values()):
         return ()
     if launch is None:
         return _judge_without_launcher(sight, ports)
@@ -136,7 +136,9 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
         is_blind = report_age_s > health.silent_after_s and node != launch.value.host
         found.append(_judge_node(node, age_s, ports.get(node), health, is_blind=is_blind))
     gone = tuple(s for s in found if s is not None)
-    return gone or _judge_frozen(attempt, launch.value, report_age_s, ports, health)
+    if gone or not sight.jobs_are_fresh:  # a suspended job is silent too: only squeue tells the two apart
+        return gone
+    return _judge_frozen(attempt, launch.value, report_age_s, ports, health)
 
 
 _NOT_TRAINING = frozenset({"ended", "spare"})  # their loss does not end the training
@@ -199,6 +201,11 @@ def _judge_node(
     )
 
 
+def _is_spare(node: str, launch: LaunchReport) -> bool:
+    beat = launch.nodes.get(node)
+    return beat is not None and beat.state == "spare"
+
+
 def judge_slurm_failure(sight: Sight, snapshot: Snapshot) -> tuple[Silence, ...]:
     """Nodes of a running attempt that Slurm has turned DOWN since it started."""
     attempt = sight.attempt
@@ -206,7 +213,9 @@ def judge_slurm_failure(sight: Sight, snapshot: Snapshot) -> tuple[Silence, ...]
         return ()
     if snapshot.nodes.asked_at < attempt.started_at:
         return ()
-    down = [r for n in attempt.nodes if (r := snapshot.nodes.value.get(n)) is not None and r.base is NodeBase.DOWN]
+    launch = sight.view.launch.value if sight.view is not None and sight.view.launch is not None else None
+    needed = [n for n in attempt.nodes if launch is None or n == launch.host or not _is_spare(n, launch)]
+    down = [r for n in needed if (r := snapshot.nodes.value.get(n)) is not None and r.base is NodeBase.DOWN]
     return tuple(Silence(node=r.name, evidence=f"{r.name}: Slurm says {r.raw_state} ({r.reason})") for r in down)
 
 
