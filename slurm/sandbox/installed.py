@@ -87,7 +87,7 @@ def why_not_isolated() -> str | None:
     # One try of all that a node needs: namespaces, a bridge, a virtual cable and a small file system.
     script = (
         "ip link add probe-br type bridge && ip link add probe-a type veth peer name probe-b && "
-        "ip link set probe-a master probe-br && mount -t tmpfs -o size=1m none /mnt"
+        "ip link set probe-a master probe-br && mount -t tmpfs -o size=1m none /dev/shm"
     )
     argv = [
         find_tool("unshare") or "unshare",

@@ -36,7 +36,7 @@ from slurm.sandbox.processes import (
     send,
     thaw_below,
 )
-from slurm.sandbox.registry import remove_entry, write_entry
+from slurm.sandbox.registry import make_registry, remove_entry, write_entry
 from slurm.sandbox.spec import SCRATCH_BYTES, SHM_BYTES, SandboxError, SandboxSpec, read_spec
 from slurm.sandbox.wire import accepts, read_tail
 
@@ -54,12 +54,13 @@ def main() -> None:
     """Start the sandbox whose directory is the first argument, report on standard output, then serve until the end."""
     os.chdir("/")
     adopt_orphans()  # so that they are gone, not only dead, where the machine's first process reaps nobody
-    spec = read_spec(Path(sys.argv[1]))
-    keeper = Keeper(spec)
+    keeper: Keeper | None = None
     try:
+        keeper = Keeper(read_spec(Path(sys.argv[1])))
         cold_start_s = keeper.start()
     except Exception as error:  # noqa: BLE001  (whatever it was: nothing may be left running, and the owner is told)
-        keeper.stop()
+        if keeper is not None:
+            keeper.stop()
         _report({"error": str(error) or repr(error)})
         sys.exit(1)
     _report({"cold_start_s": cold_start_s})
@@ -208,10 +209,10 @@ class Keeper:
             return {row[0] for row in rows if row[1:] == ["idle"]}
         return set()
 
-    def _command(self, *argv: str) -> subprocess.CompletedProcess[str]:
+    def _command(self, *argv: str, timeout_s: float = READY_DEADLINE_S) -> subprocess.CompletedProcess[str]:
         tool = find_tool(argv[0]) or argv[0]
         return subprocess.run(
-            [tool, *argv[1:]], capture_output=True, text=True, check=False, timeout=READY_DEADLINE_S, env=self._env
+            [tool, *argv[1:]], capture_output=True, text=True, check=False, timeout=timeout_s, env=self._env
         )
 
     # ------------------------------------------------------------ faults
@@ -257,7 +258,17 @@ class Keeper:
             if self._switch is not None:
                 self._switch.mend(name)
             thaw_below(holder.pid)
+            self._resume(name)
         self._tell(name, "slurmd")
+
+    def _resume(self, name: str) -> None:
+        # A slurmd that was merely out of reach registers again only when asked, which can take a minute. A node that
+        # somebody drained or set down stays so.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a frozen controller learns of the node later
+            shown = self._command("sinfo", "-h", "-N", "-n", name, "-o", "%T|%E", timeout_s=_REQUEST_TIMEOUT_S)
+            state, _, reason = shown.stdout.strip().partition("|")
+            if state.startswith("down") and reason.startswith("Not responding"):
+                self._command("scontrol", "update", f"NodeName={name}", "State=RESUME", timeout_s=_REQUEST_TIMEOUT_S)
 
     def freeze_controller(self) -> None:
         """The controller takes connections and answers nothing."""
@@ -311,7 +322,7 @@ class Keeper:
             connection.settimeout(_REQUEST_TIMEOUT_S)
             try:
                 answer = self._obey(json.loads(connection.makefile().readline()))
-            except (OSError, ValueError, KeyError, SandboxError, subprocess.SubprocessError) as error:
+            except (OSError, ValueError, KeyError, TypeError, SandboxError, subprocess.SubprocessError) as error:
                 answer = {"error": str(error)}
             with contextlib.suppress(OSError):
                 connection.sendall(json.dumps(answer).encode() + b"\n")
@@ -421,7 +432,7 @@ def _python(module: str, argument: str) -> list[str]:
 
 
 def _listen(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_registry()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     path.chmod(0o600)

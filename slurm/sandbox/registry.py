@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 from slurm.sandbox.accounting import remove_database
 from slurm.sandbox.network import remove_link
 from slurm.sandbox.processes import is_alive, read_stat
 from slurm.sandbox.spec import SandboxError, SandboxSpec, parse_spec, registry_dir, render_spec
+
+
+def make_registry() -> None:
+    """Make the registry; SandboxError when somebody else made a folder of its name."""
+    folder = registry_dir()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise SandboxError(f"{folder} belongs to somebody else; remove it, or set XDG_RUNTIME_DIR")
 
 
 def write_entry(spec: SandboxSpec) -> None:

@@ -18,9 +18,17 @@ pytestmark = pytest.mark.slurm
 DEADLINE_S = 20
 
 
-def idle_nodes(sandbox: Sandbox) -> set[str]:
+def nodes_in_state(sandbox: Sandbox, state: str) -> set[str]:
     shown = sandbox.run("sinfo", "-h", "-N", "-o", "%N %T").stdout
-    return {line.split()[0] for line in shown.splitlines() if line.split()[1] == "idle"}
+    return {line.split()[0] for line in shown.splitlines() if line.split()[1] == state}
+
+
+def idle_nodes(sandbox: Sandbox) -> set[str]:
+    return nodes_in_state(sandbox, "idle")
+
+
+def down_nodes(sandbox: Sandbox) -> set[str]:
+    return nodes_in_state(sandbox, "down") | nodes_in_state(sandbox, "down*")
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -89,10 +97,21 @@ def test_a_power_cut_kills_everything_on_the_node_and_nothing_elsewhere(sandbox:
     assert pids_of(sandbox, "n3", "slurmd") == elsewhere
 
 
-def test_slurm_turns_a_node_without_power_down_and_takes_it_back(isolated: Sandbox) -> None:
+def test_slurm_turns_lost_nodes_down_and_takes_them_back_when_they_are_revived(isolated: Sandbox) -> None:
+    isolated.cable_cut("n2")
     isolated.power_cut("n3")
-    assert await_true(lambda: "down" in isolated.run("sinfo", "-h", "-nn3", "-o%T").stdout, deadline_s=60, every_s=0.2)
+    assert await_true(lambda: down_nodes(isolated) == {"n2", "n3"}, deadline_s=60, every_s=0.2)
+    isolated.revive("n2")
     isolated.revive("n3")
+    assert eventually(lambda: idle_nodes(isolated) == set(isolated.node_names))
+
+
+def test_a_drained_node_stays_drained_when_it_is_revived(isolated: Sandbox) -> None:
+    isolated.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=disk")
+    isolated.power_cut("n1")
+    isolated.revive("n1")
+    assert isolated.run("sinfo", "-h", "-nn1", "-o%T %E").stdout == "drained disk\n"
+    isolated.run("scontrol", "update", "NodeName=n1", "State=RESUME")
     assert eventually(lambda: idle_nodes(isolated) == set(isolated.node_names))
 
 
