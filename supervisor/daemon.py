@@ -167,7 +167,9 @@ class Daemon:
         )
         waiting = "; ".join(n for n, s in sources.items() if isinstance(s, Stale))
         status = f"Slurm does not answer ({waiting}); waiting" if waiting else summary
-        self._store.heartbeat(self._clock.now(), cycle=cycle.number, summary=status, pid=os.getpid())
+        is_news = self._said.get("waiting", "") != waiting  # `supervisor status` must not lag behind this
+        self._said["waiting"] = waiting
+        self._store.heartbeat(self._clock.now(), cycle=cycle.number, summary=status, pid=os.getpid(), is_news=is_news)
         notify(f"STATUS={status}")
 
     def _say(self, what: str, text: str) -> None:

@@ -446,11 +446,11 @@ class Store:
         self._owner = (pid, host, to_text(now))
         self._beaten_at = now
 
-    def heartbeat(self, now: datetime, *, cycle: int, summary: str, pid: int) -> None:
-        """Shows that the daemon lives: written at most every HEARTBEAT_S. The first call claims the ledger."""
+    def heartbeat(self, now: datetime, *, cycle: int, summary: str, pid: int, is_news: bool = False) -> None:
+        """Shows that the daemon lives: written every HEARTBEAT_S, and at once with news. The first one claims."""
         if self._owner is None:
             self.claim(now, pid=pid)
-        elif self._beaten_at is not None and 0 <= (now - self._beaten_at).total_seconds() < HEARTBEAT_S:
+        elif not is_news and self._beaten_at is not None and 0 <= (now - self._beaten_at).total_seconds() < HEARTBEAT_S:
             return
         self._update_daemon("cycle_at = ?, cycle = ?, summary = ?", to_text(now), cycle, storable(summary))
         self._beaten_at = now

@@ -231,7 +231,7 @@ def _ended_by_launcher(sight: Sight) -> Ended | None:
         return Ended(
             end=end,
             detail=record.reason,
-            nodes=_named_nodes(sight, record),
+            nodes=_failing_nodes(sight, record),
             evidence=_outcome_evidence(sight, record),
             exit_code=record.exit_code,
             is_curable=end is not AttemptEnd.DO_NOT_RESTART,
@@ -271,9 +271,15 @@ def _awaits_second_sign(sight: Sight) -> bool:
     return launch is not None and launch.unchanged_s < SILENCE_WAIT_S
 
 
-def _named_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
-    """Every node whose own report holds a failed check; else the one that the launcher names."""
-    if record.exit_code == contract.EXIT_NODE_CHECK_FAILED and sight.view is not None:
+def _failing_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
+    """Every node whose own report holds a failed check; else the one that the launcher names.
+
+    Only where checks failed: a rank that ended first with a word of its own (saved, do not restart, checkpoint
+    rejected) says nothing against its node.
+    """
+    if record.exit_code != contract.EXIT_NODE_CHECK_FAILED:
+        return ()
+    if sight.view is not None:
         failing = tuple(r.node for r in sight.view.node_reports if any(c.ok is False for c in r.checks))
         if failing:
             return failing

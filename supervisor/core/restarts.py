@@ -36,17 +36,29 @@ class Aftermath:
 
 
 def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> int:
-    """Attempts in a row, newest first, that ended without publishing a checkpoint that was verified."""
-    fruitful = {c.attempt for c in checkpoints if c.verified_at is not None and c.state is not CheckpointState.FENCED}
+    """Attempts in a row, newest first, that ended without publishing a checkpoint newer than their start, verified.
+
+    One that is complete and not read back yet counts as progress of the newest attempt until that is done.
+    """
+    newest = max((a.number for a in attempts), default=0)
     count = 0
     for attempt in sorted(attempts, key=lambda a: a.number, reverse=True):
-        if not attempt.is_over or attempt.number in fruitful:
+        if not attempt.is_over or _is_fruitful(attempt, checkpoints, may_be_unread=attempt.number == newest):
             break
         if run.released_at is not None and (attempt.over_at is None or attempt.over_at <= run.released_at):
             break
         if attempt.end not in _FREE_ENDS:
             count += 1
     return count
+
+
+def _is_fruitful(attempt: Attempt, checkpoints: Sequence[Checkpoint], *, may_be_unread: bool) -> bool:
+    return any(
+        (c.verified_at is not None and c.state is not CheckpointState.FENCED)
+        or (may_be_unread and c.state is CheckpointState.COMPLETE)
+        for c in checkpoints
+        if c.attempt == attempt.number and c.step > attempt.resume_step
+    )
 
 
 # After an end, the first row that matches says what becomes of the run; none matching, it goes on.
