@@ -376,6 +376,25 @@ def test_a_missing_python_of_the_training_is_told_and_not_retried(attempt: Attem
     assert "/no/such/python" in record.reason
 
 
+@pytest.mark.torch
+def test_a_forked_workers_exit_code_and_last_words_come_through_torchrun(attempt: Attempt) -> None:
+    program = """
+import sys
+from torch import distributed
+distributed.init_process_group("gloo")
+distributed.barrier()
+if distributed.get_rank() == 1:
+    print("no more data", file=sys.stderr)
+    sys.exit(42)
+distributed.barrier()
+"""
+    environment = {"SUPERVISOR_FORK_WORKERS": "1", "OMP_NUM_THREADS": "1"}
+    attempt.start(program, nodes=2, environment=environment, launcher=("-m", "trainer.launch"))
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (42, "n2")
+    assert "no more data" in parse(NodeReport, attempt.paths.node_report(1, "n2").read_bytes()).log_tail
+
+
 def test_timing_lines_say_where_the_seconds_of_a_start_go(attempt: Attempt) -> None:
     attempt.start("", nodes=2)
     attempt.end()
