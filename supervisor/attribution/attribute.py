@@ -17,7 +17,7 @@ MAX_TOTAL = 4 * 1024 * 1024  # of all node reports; those of nodes that ended ba
 
 def attribute(view: RunView, job: JobRecord | None) -> Cause:
     """One cause with its evidence, best first; kind "unknown" when nothing says anything."""
-    signs = _name_nodes(_gather(view, job))
+    signs = _name_nodes(_translate_hosts(_gather(view, job), view, job))
     if not signs:
         return Cause(kind="unknown", sentence=_last_resort(view, job))
     ranked = _rank(signs, view)
@@ -28,7 +28,7 @@ def attribute(view: RunView, job: JobRecord | None) -> Cause:
         sentence=_sentence(best, node),
         node=node,
         evidence=_evidence(ranked),
-        is_curable=best.is_curable,
+        is_curable=best.is_curable or _is_one_node_s_disk(best, signs, view),
         blames_node=best.blames_node and node is not None,
     )
 
@@ -106,6 +106,21 @@ def _name_nodes(signs: list[Sign]) -> list[Sign]:
     return [sign if sign.node else _on(sign, by_text.get(sign.text) or by_rank.get(sign.rank)) for sign in signs]
 
 
+def _translate_hosts(signs: list[Sign], view: RunView, job: JobRecord | None) -> list[Sign]:
+    """Tools name hosts; nodes of the attempt are what we know. A host that is none of them names nobody."""
+    nodes = {report.node for report in view.node_reports} | set(view.exit.nodes if view.exit is not None else ())
+    nodes |= set(job.nodes if job is not None else ())
+    if not nodes:
+        return signs
+    hosts = {report.host: report.node for report in view.node_reports} | {node: node for node in nodes}
+    return [
+        sign
+        if sign.node is None or sign.node in nodes
+        else _on(sign, hosts.get(sign.node) or hosts.get(sign.node.partition(".")[0]))
+        for sign in signs
+    ]
+
+
 def _on(sign: Sign, node: str | None) -> Sign:
     return Sign(
         kind=sign.kind,
@@ -129,6 +144,14 @@ def _blamed_node(best: Sign, signs: list[Sign], view: RunView) -> str | None:
     return best.node
 
 
+def _is_one_node_s_disk(best: Sign, signs: list[Sign], view: RunView) -> bool:
+    """A full disk that only one node of several meets, and that names no shared path: other nodes have their own."""
+    full = [sign for sign in signs if sign.kind == "disk_full"]
+    is_local = "No space left" in best.text and "'/" not in best.text
+    is_one = len({sign.node for sign in full}) == 1 and full[0].node is not None if full else False
+    return best.kind == "disk_full" and is_local and is_one and len(view.node_reports) > 1
+
+
 def _silent_node(signs: list[Sign], view: RunView) -> str | None:
     """The only node of the attempt that left no word and no exit code, when all others did."""
     if view.exit is None:
@@ -150,7 +173,7 @@ _MEANINGS = {
 def _sentence(best: Sign, node: str | None) -> str:
     meaning = _MEANINGS.get(best.kind)
     if meaning is not None:
-        return f"{meaning}; {node} left no word" if node else f"{meaning} ({best.text[:200]})"
+        return f"{meaning}; {node} left no word" if node else f"{meaning} ({best.text[:160]})"
     where = node or best.node
     is_named = where is None or where in best.text
     return best.text[:300] if is_named else f"{where}: {best.text[:300]}"

@@ -32,8 +32,9 @@ class Weight(IntEnum):
     HANG = 6
     TIMEOUT = 7
     KILLED = 8  # SIGKILL from somewhere
-    VICTIM = 9
-    TERMINATED = 10
+    EXIT = 9  # a code of its own choice
+    VICTIM = 10
+    TERMINATED = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,6 +173,14 @@ def test_file_system_failures_are_known_by_their_words(text: str, kind: str, is_
     assert (cause.kind, cause.is_curable) == (kind, is_curable)
 
 
+def test_a_full_disk_of_one_node_among_several_is_cured_by_other_nodes() -> None:
+    full, quota = "OSError: [Errno 28] No space left on device\n", "OSError: [Errno 122] Disk quota exceeded\n"
+    assert attribute_logs({"n1": full, "n2": PEER}).is_curable
+    assert not attribute_logs({"n1": full, "n2": full}).is_curable
+    assert not attribute_logs({"n1": full}).is_curable
+    assert not attribute_logs({"n1": quota, "n2": PEER}).is_curable
+
+
 # ---------------------------------------------------------------- networks and collectives
 
 
@@ -298,6 +306,22 @@ def test_a_killed_rank_beats_the_ranks_that_its_agent_tore_down() -> None:
     cause = attribute_logs({}, job_log=BLOCK)
     assert (cause.kind, cause.node) == ("killed", "gpu03")
     assert "rank 4" in cause.sentence
+
+
+def test_a_rank_that_chose_its_exit_code_beats_the_peers_that_it_left() -> None:
+    block = BLOCK.replace("exitcode  : -9", "exitcode  : 42").replace("Signal 9 (SIGKILL) received by PID 4732", "none")
+    cause = attribute_logs({}, job_log=PEER + block)
+    assert (cause.kind, cause.node) == ("exit_code", "gpu03")
+    plain = BLOCK.replace("exitcode  : -9", "exitcode  : 1").replace("Signal 9 (SIGKILL) received by PID 4732", "none")
+    assert attribute_logs({}, job_log=PEER + plain).kind == "peer_lost"
+
+
+def test_hosts_are_translated_to_nodes_and_strangers_name_nobody() -> None:
+    hosts = {"gpu03.cluster.example": "n3", "elsewhere": None}
+    for host, node in hosts.items():
+        reports = (NodeReport(attempt=1, node="n3", host="gpu03.cluster.example", time=1.0),)
+        log = BLOCK.replace("host      : gpu03", f"host      : {host}")
+        assert attribute(RunView(attempt=1, node_reports=reports, log_tail=log), None).node == node
 
 
 def test_an_abort_after_a_time_out_is_its_consequence() -> None:
