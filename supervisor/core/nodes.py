@@ -62,11 +62,12 @@ def render_failing(checks: NodeChecks) -> str:
 
 def is_mass_failure(sweeps: Sequence[NodeChecks], limit: int) -> bool:
     """True when one and the same check fails on more nodes at once than may be drained: suspect the check."""
-    counts: dict[str, int] = {}
+    failing: dict[str, set[str]] = {}
     for checks in sweeps:
-        for name in {r.check for r in checks.results if r.ok is False}:
-            counts[name] = counts.get(name, 0) + 1
-    return any(count > limit for count in counts.values())
+        for result in checks.results:
+            if result.ok is False:
+                failing.setdefault(result.check, set()).add(checks.node)
+    return any(len(nodes) > limit for nodes in failing.values())
 
 
 def condemn(before: NodeMemory, reason: str, now: datetime) -> NodeMemory:
@@ -236,11 +237,18 @@ _ALIVE = frozenset({NodeBase.IDLE, NodeBase.ALLOCATED, NodeBase.MIXED})
 
 
 def judge_drift(memory: NodeMemory, record: NodeRecord, asked_at: datetime) -> NodeMemory | None:
-    """The memory after someone else touched our drain; None while it stands as we set it."""
-    if not memory.is_drained_by_us or memory.drained_at is None or asked_at <= memory.drained_at:
+    """The memory after someone else touched the drain of a broken node; None while it stands as it is known.
+
+    Whose drain it was does not matter once it is lifted: a person has returned the node, so that the old evidence is
+    spent and the next sweep decides.
+    """
+    if memory.drained_at is None:
+        is_new = memory.verdict is Verdict.BROKEN and record.is_drain_set
+        return replace(memory, drain_reason=record.reason, drained_at=asked_at) if is_new else None
+    if asked_at <= memory.drained_at:
         return None
     if not record.is_drain_set:
         return NodeMemory(node=memory.node, since_at=asked_at, checked_at=memory.checked_at)
     if record.reason != memory.drain_reason:
-        return replace(memory, is_drained_by_us=False)
+        return replace(memory, is_drained_by_us=False, drain_reason=record.reason, drained_at=asked_at)
     return None

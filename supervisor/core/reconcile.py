@@ -100,18 +100,19 @@ def _cluster_size(draft: Draft) -> int:
 
 
 def _learn_drift(draft: Draft) -> None:
-    """Drains of ours that someone else lifted or took over."""
+    """Drains that someone else lifted or took over, and those that they set on nodes that are broken anyway."""
     nodes = draft.snapshot.nodes
     if isinstance(nodes, Stale):
         return
     for memory in list(draft.nodes.values()):
         record = nodes.value.get(memory.node)
-        if record is None:
+        if record is None or _is_draining(draft, memory.node):
             continue
         after = node_rules.judge_drift(memory, record, nodes.asked_at)
         if after is not None:
             lifted = after.verdict is Verdict.HEALTHY
-            event = "drain.lifted_by_other" if lifted else "drain.taken_over"
+            found = "drain.taken_over" if memory.is_drained_by_us else "drain.found"
+            event = "drain.lifted_by_other" if lifted else found
             draft.put(after, event)
             detail = memory.drain_reason if lifted else f"{record.reason} [{record.reason_user}]"
             draft.put(NodeEvent(node=memory.node, at=draft.now, event=event, detail=detail), event)
@@ -324,7 +325,8 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
         _count_load_failure(draft, sight)
     reasons = {s.node: s.evidence for s in (*sight.silent, *sight.failed_by_slurm)}
     for node in ended.nodes:
-        _condemn(draft, node, reasons.get(node, f"{node}: {ended.detail}"), attempt.run, attempt.number)
+        said = ended.detail if ended.detail.startswith(f"{node}:") else f"{node}: {ended.detail}"
+        _condemn(draft, node, reasons.get(node, said), attempt.run, attempt.number)
     if ended.end not in _NO_INTERRUPTION:
         draft.put(
             Interruption(
