@@ -151,8 +151,8 @@ def choose_size(
     smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow. Nodes whose
     slurmd port was `silent` just now are left out of this attempt, without a verdict.
     """
-    partition = spec.slurm.partition
-    known = [r for r in nodes.values() if partition is None or not r.partitions or partition in r.partitions]
+    wanted = set(spec.slurm.partition.split(",")) if spec.slurm.partition else set()
+    known = [r for r in nodes.values() if not wanted or not r.partitions or wanted & set(r.partitions)]
     fit = [r for r in known if is_fit(r, memory.get(r.name)) and r.name not in silent]
     free = [r for r in fit if r.is_idle or r.name in ours]
     available = len(free) if choose_count(spec.nodes, len(free)) else len(fit)
