@@ -5,6 +5,7 @@ Writes .demo/result.json; exit 0 only when everything that it claims was seen.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -12,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from demo.audit import Audit, audit
-from demo.scene import DemoFailed, Scene, Training
+from demo.scene import DemoFailed, Mode, Scene, Training
 from slurm.sandbox import SandboxUnavailable
 from supervisor.model import Attempt, Checkpoint, CheckpointState, Interruption
 from supervisor.store import Store
@@ -41,11 +43,20 @@ class Story:
         print(f"[{time.monotonic() - self.started:6.1f} s] {text}", flush=True)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument(
+        "--mode",
+        choices=("auto", "isolated", "loopback"),
+        default="auto",
+        help="of the sandbox; auto: what is permitted",
+    )
+    mode = parser.parse_args(argv).mode
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also when started with it ignored, as in a script
     story = Story()
     try:
-        return _show(story)
+        return _show(story, mode)
     except SandboxUnavailable as error:
         print(f"demo: {error}", file=sys.stderr)
     except DemoFailed as error:
@@ -57,9 +68,9 @@ def main() -> int:
     return 1
 
 
-def _show(story: Story) -> int:
+def _show(story: Story, mode: Mode) -> int:
     training = Training()
-    with Scene(_DIRECTORY, training) as scene:
+    with Scene(_DIRECTORY, training, mode=mode, say=story.say) as scene:
         assert scene.sandbox is not None
         story.say(
             f"sandbox: a real Slurm with 4 {scene.sandbox.mode} nodes, up in {scene.cold_start_s:.1f} s"

@@ -13,13 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from slurm.sandbox import Sandbox
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Run
 from supervisor.store import Store
 
 T = TypeVar("T")
+_SAY_EVERY_S = 8.0
+Mode = Literal["auto", "isolated", "loopback"]
 
 
 class DemoFailed(Exception):
@@ -44,10 +46,20 @@ class Training:
 class Scene:
     """A running cluster and daemon. A context manager: leaving it ends everything that it started."""
 
-    def __init__(self, directory: Path, training: Training, *, name: str = "gpt") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        training: Training,
+        *,
+        name: str = "gpt",
+        mode: Mode = "auto",
+        say: Callable[[str], None] = print,
+    ) -> None:
         self.directory = directory
         self.training = training
         self.name = name
+        self._mode = mode
+        self._say = say
         self.sandbox: Sandbox | None = None
         self.cold_start_s = 0.0
         self._daemon: subprocess.Popen[bytes] | None = None
@@ -79,7 +91,7 @@ class Scene:
         if self.directory.exists():
             shutil.rmtree(self.directory)
         self.directory.mkdir(parents=True)
-        self.sandbox = Sandbox.start(nodes=4, mode="auto", directory=self.directory / "sandbox")
+        self.sandbox = Sandbox.start(nodes=4, mode=self._mode, directory=self.directory / "sandbox")
         self.cold_start_s = self.sandbox.cold_start_s
         (self.directory / "supervisor.toml").write_text(self._settings())
         (self.directory / "gpt.toml").write_text(self._run_file())
@@ -174,8 +186,12 @@ keep_last = 4
     def wait_for(self, what: str, condition: Callable[[], T | None], limit_s: float) -> T:
         """The first true value of `condition`; DemoFailed when it does not come in time, or the run is held."""
         until = time.monotonic() + limit_s
+        says_at = time.monotonic() + _SAY_EVERY_S
         while True:
             value = condition()
+            if time.monotonic() > says_at:
+                says_at += _SAY_EVERY_S
+                self._say(f"  ... {self._where()}; waiting for {what}")
             if value:
                 return value
             if time.monotonic() > until:
@@ -186,6 +202,13 @@ keep_last = 4
             if run is not None and run.state == "held":
                 raise DemoFailed(f"while waiting for {what} the run was held: {run.reason}")
             time.sleep(0.1)
+
+    def _where(self) -> str:
+        last = self.attempts()[-1:]
+        if not last:
+            return "no attempt yet"
+        step = last[0].last_step
+        return f"attempt {last[0].number} {last[0].state}" + (f", step {step} of {self.training.steps}" if step else "")
 
     def _ledger(self) -> Store | None:
         path = self.directory / "ledger.db"
