@@ -1,4 +1,4 @@
-"""A sandbox cluster, a daemon on it, and the words that the tests need to act and to look. All of it under one folder."""
+"""A sandbox cluster, a daemon on it, and the words that the tests need to act and to look."""
 
 from __future__ import annotations
 
@@ -207,12 +207,6 @@ class Stage:
     def interruptions(self, name: str = "r") -> tuple[Interruption, ...]:
         with Store.open_readonly(self.directory / "ledger.db") as store:
             return store.load_interruptions(name)
-
-    def cycle(self) -> int:
-        """Number of the daemon's last cycle."""
-        with Store.open_readonly(self.directory / "ledger.db") as store:
-            daemon = store.load_daemon()
-        return daemon.cycle if daemon is not None else 0
 
     def jobs(self) -> tuple[JobRecord, ...]:
         """All jobs that the controller remembers, ended ones too."""

@@ -52,26 +52,26 @@ def test_a_stopped_controller_is_waited_for_and_nothing_is_decided_meanwhile(sta
 
 
 def sit_out(stage: Stage) -> None:
-    """The training ends while nobody can be asked: its successor has to wait."""
+    """The training ends while nobody can be asked: that is noticed, and its successor has to wait."""
     stage.wait("word of it", lambda: stage.status()["daemon"]["slurm"] == "not answering")
     stage.wait("the end of the attempt", lambda: stage.attempt(1).is_over)
-    cycle = stage.cycle()
-    stage.wait("further cycles", lambda: stage.cycle() > cycle + 3)
+    stage.wait("the reason to wait", lambda: "no attempt is planned blind" in stage.daemon_log.read_text())
     assert len(stage.attempts()) == 1
     assert "does not answer" in stage.do("status")
 
 
 def go_on(stage: Stage) -> None:
     stage.await_step(2)
-    assert stage.status()["daemon"]["slurm"] == "answering"
+    stage.wait("word of it", lambda: stage.status()["daemon"]["slurm"] == "answering", 10)
     assert len(stage.jobs()) == 2
+    assert stage.drained() == {}
 
 
 def test_a_daemon_that_starts_while_slurm_is_down_waits_and_submits_later(open_stage: OpenStage) -> None:
     stage = open_stage(is_up=False)
     stage.sandbox.stop_controller()
     stage.start_daemon()
-    assert "does not answer" in stage.do("submit", "--no-visibility-check", str(stage.write_run("r")))
-    stage.wait("word of it", lambda: stage.status()["daemon"]["slurm"] == "not answering")
+    stage.wait("word of it", lambda: "does not answer" in stage.do("status"))
+    assert "Slurm does not answer" in stage.do("submit", "--no-visibility-check", str(stage.write_run("r")))
     stage.sandbox.start_controller()
     stage.await_step(1)

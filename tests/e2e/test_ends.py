@@ -30,12 +30,15 @@ def test_exit_75_is_resubmitted_at_once_and_counts_as_no_interruption(stage: Sta
     assert first.over_at is not None
     assert (second.planned_at - first.over_at).total_seconds() < 3
     assert stage.status()["runs"][0]["interruptions"] == 0
+    assert stage.drained() == {}
 
 
-def test_exit_93_holds_the_run(stage: Stage) -> None:
+def test_exit_93_holds_the_run_and_drains_nobody(stage: Stage) -> None:
     stage.submit("r", "plan=1:exit93@2")
     held = stage.await_state("held")
     assert "can't cure" in held.reason
+    stage.wait("the end", lambda: stage.attempt(1).is_job_gone)
+    assert stage.drained() == {}
     assert len(stage.jobs()) == 1
 
 
