@@ -57,6 +57,7 @@ class Observer:
         self._clock = clock
         self._stale_since: dict[str, datetime] = {}
         self._swept_mono = float("-inf")
+        self._swept_attempts: set[tuple[str, int]] = set()
         self._wants_answer = True
         self._known_nodes: Mapping[str, NodeRecord] = {}  # addresses outlive a controller that stops answering
 
@@ -172,6 +173,11 @@ class Observer:
         interval_s = self._settings.sweep.interval_s
         if self._sweeper is None or interval_s <= 0 or self._sweeper.is_running or world.is_paused:
             return
+        started = self._just_started(world)
+        if started is not None:
+            self._swept_attempts.add((started.run, started.number))
+            self._sweeper.start(started.nodes, self._clock.now(), job_id=started.job_id)
+            return
         if time.monotonic() - self._swept_mono < interval_s:
             return
         nodes = self.slurm.answers.nodes
@@ -182,6 +188,12 @@ class Observer:
             return
         self._swept_mono = time.monotonic()
         self._sweeper.start(idle, self._clock.now())
+
+    def _just_started(self, world: World) -> Attempt | None:
+        """An attempt whose own nodes have not been swept: the launcher's start checks know no head node's clock."""
+        last = (attempts[-1] for attempts in world.attempts.values() if attempts)
+        running = (a for a in last if a.state is AttemptState.RUNNING and a.stepped_at is not None and a.nodes)
+        return next((a for a in running if (a.run, a.number) not in self._swept_attempts), None)
 
 
 def _needs_reading(run: Run, last: Attempt | None) -> bool:

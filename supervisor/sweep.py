@@ -29,8 +29,12 @@ from trainer.contract import CheckResult, ContractError
 MAX_LINE_BYTES = 256 * 1024
 
 
-def srun_argv(nodes: Sequence[str], settings: Settings, *, is_privileged: bool) -> tuple[str, ...]:
-    """The argv of one sweep. `is_privileged`: root or SlurmUser, so that no job is needed."""
+def srun_argv(
+    nodes: Sequence[str], settings: Settings, *, is_privileged: bool, job_id: int | None = None
+) -> tuple[str, ...]:
+    """The argv of one sweep. `is_privileged`: root or SlurmUser, so that no job is needed; else a small job of its own,
+    or a step beside the others of `job_id`.
+    """
     count = len(set(nodes))
     deadline_s = settings.sweep.timeout_s / 2  # the other half: for srun to reach the nodes and give some up
     common = (
@@ -48,6 +52,8 @@ def srun_argv(nodes: Sequence[str], settings: Settings, *, is_privileged: bool) 
         "--job-name=supervisor-sweep",
     )
     place = ("--no-allocate",) if is_privileged else _SMALL_JOB
+    if job_id is not None and not is_privileged:
+        place = (f"--jobid={job_id}", "--overlap", "--mem=0", "--gres=none")
     launcher = settings.launcher
     probes = command(
         settings.sweep_limits, deadline_s=deadline_s, python=launcher.python, pythonpath=launcher.pythonpath or None
@@ -85,11 +91,14 @@ class Sweeper:
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, nodes: Sequence[str], now: datetime) -> bool:
-        """Sweep these nodes; False, and nothing happens, when a sweep is under way or there is nothing to sweep."""
+    def start(self, nodes: Sequence[str], now: datetime, *, job_id: int | None = None) -> bool:
+        """Sweep these nodes, idle ones or those of our job `job_id`.
+
+        False, and nothing happens, when a sweep is under way or there is nothing to sweep.
+        """
         if self.is_running or not nodes or self._is_closed:
             return False
-        self._thread = threading.Thread(target=self._sweep, args=(tuple(nodes), now), name="sweep", daemon=True)
+        self._thread = threading.Thread(target=self._sweep, args=(tuple(nodes), now, job_id), name="sweep", daemon=True)
         self._thread.start()
         return True
 
@@ -110,9 +119,9 @@ class Sweeper:
                     os.killpg(self._process.pid, send)
             self._thread.join(3.0)
 
-    def _sweep(self, nodes: tuple[str, ...], now: datetime) -> None:
+    def _sweep(self, nodes: tuple[str, ...], now: datetime, job_id: int | None) -> None:
         started = time.monotonic()
-        answers = self._ask(nodes, self._settings.sweep.timeout_s)
+        answers = self._ask(nodes, self._settings.sweep.timeout_s, job_id)
         at = now + timedelta(seconds=time.monotonic() - started)
         with self._lock:
             self._done += [
@@ -121,11 +130,11 @@ class Sweeper:
             ]
         self._on_done()
 
-    def _ask(self, nodes: tuple[str, ...], timeout_s: float) -> dict[str, tuple[CheckResult, ...]]:
+    def _ask(self, nodes: tuple[str, ...], timeout_s: float, job_id: int | None) -> dict[str, tuple[CheckResult, ...]]:
         asked_at, started = time.time(), time.monotonic()
         answers: dict[str, tuple[CheckResult, ...]] = {}
         max_skew_s = self._settings.sweep.limits.clock_max_skew_s
-        argv = srun_argv(nodes, self._settings, is_privileged=self._is_privileged)
+        argv = srun_argv(nodes, self._settings, is_privileged=self._is_privileged, job_id=job_id)
         try:
             process = subprocess.Popen(
                 (*_die_with_parent(), *argv),
