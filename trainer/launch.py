@@ -367,8 +367,14 @@ class Launcher:
                 self._tell_place(name)
         elif kind == "ended" and node.end is None:
             node.port = _integer(message.get("port")) or node.port
-            reason = str(message.get("reason", ""))[:500]
-            self._end_node(NodeEnd(node=node.name, exit_code=_integer(message.get("exit_code")), reason=reason))
+            self._end_node(
+                NodeEnd(
+                    node=node.name,
+                    exit_code=_integer(message.get("exit_code")),
+                    reason=str(message.get("reason", ""))[:500],
+                    is_victim=message.get("victim") is True or self._killed_at is not None,
+                )
+            )
         elif kind == "event":
             self._take_event(node, message)
 

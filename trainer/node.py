@@ -12,12 +12,14 @@ import fcntl
 import json
 import os
 import queue
+import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +36,18 @@ LAUNCHER_LOST_S = 10.0  # without a word from the launcher for this long a node 
 LOG_TAIL_BYTES = 64 * 1024
 NCCL_TAIL_BYTES = 4096  # of each process
 CONSOLE_TAIL_BYTES = 4096  # of a failing worker's error output, repeated in the job's log
+LOG_READ_LIMIT_S = 2.0  # a file system that hangs must not hold the exit code back
 FAREWELL_LIMIT_S = 10.0
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 _TICK_S = 0.5
 _START_TICK_S = 0.02  # while seconds count
 _SIOCGIFADDR = 0x8915
+# What a worker says when its peer is gone: it fails because of another one.
+_VICTIM = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer|remote process exited or there was a network error"
+    r"|failed to recv, got 0 bytes|Broken pipe"
+)
 _PYTHONS = ("python", "python3")
 _RUNNER = Path(__file__).with_name("torchrun.py")
 
@@ -207,7 +215,14 @@ def read_tail(path: Path, limit_bytes: int) -> str:
 def find_worker_log(log_dir: Path, local_rank: int) -> Path | None:
     """The newest error log that torchrun keeps for a local rank."""
     logs = list(log_dir.glob(f"*/attempt_*/{local_rank}/stderr.log"))
-    return max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    with contextlib.suppress(OSError):
+        return max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    return None
+
+
+def is_victim(last_words: str) -> bool:
+    """True when a worker's last words say that it failed because a peer did."""
+    return bool(_VICTIM.search(last_words[-CONSOLE_TAIL_BYTES:]))
 
 
 def read_nccl_warnings(log_dir: Path) -> str:
@@ -524,28 +539,38 @@ class NodeAgent:
         self._held_port = hold_port()  # for the next start: the old one may stay busy for a minute
         if left:
             reason += f"; processes {left} survive SIGKILL"
+        tail = self._read_log_tail(code)
         self._ended = {
             "type": "ended",
             "exit_code": code,
             "reason": reason,
+            "victim": is_victim(tail),
             "rank": self._failure.get("rank"),
             "port": self._port(),
         }
         self._client.send(self._ended)
-        self._write_report(code, self._read_log_tail(code))
+        self._write_report(code, tail)
         if self._spec.worker_restarts > 0 and code not in (0, EXIT_MISCONFIGURED):
             self._prepare_runner()
 
     def _read_log_tail(self, code: int) -> str:
+        """The failing worker's last words; empty when the file system does not give them soon."""
         if code == 0:
             return ""
+        found: list[str] = []
+        reader = threading.Thread(target=lambda: found.append(self._find_last_words()), daemon=True)
+        reader.start()
+        reader.join(LOG_READ_LIMIT_S)
+        tail = found[0] if found else ""
+        if self._failure and tail:
+            print(f"{self._node}: last words:\n{tail[-CONSOLE_TAIL_BYTES:]}", file=sys.stderr, flush=True)
+        return tail
+
+    def _find_last_words(self) -> str:
         local_rank = self._failure.get("local_rank")
         log = find_worker_log(self._log_dir, local_rank if isinstance(local_rank, int) else 0)
         tail = read_tail(log, LOG_TAIL_BYTES) if log else ""
-        tail = (read_nccl_warnings(self._log_dir) + tail)[-LOG_TAIL_BYTES:]
-        if self._failure and tail:
-            print(f"{self._node}: end of {log}:\n{tail[-CONSOLE_TAIL_BYTES:]}", file=sys.stderr, flush=True)
-        return tail
+        return (read_nccl_warnings(self._log_dir) + tail)[-LOG_TAIL_BYTES:]
 
     def _finish(self) -> int:
         code = self._ended["exit_code"] if self._ended else 0

@@ -47,6 +47,7 @@ class NodeEnd:
     node: str
     exit_code: int
     reason: str
+    is_victim: bool = False  # it failed because another one did
 
 
 def choose_nodes(
@@ -87,9 +88,12 @@ def judge_ends(
 ) -> Verdict:
     """The verdict on a step that ended by itself, from its nodes' ends in the order of their arrival.
 
-    `alive`: the nodes that still answer; when the step ended under them it was not their doing.
+    The first failure counts, but whoever lost its peer may well tell of it before that peer's own end is known: those
+    that say so themselves come last. `alive`: the nodes that still answer; when the step ended under them it was not
+    their doing.
     """
-    failed = next((end for end in ends if end.exit_code != 0), None)
+    failures = sorted((end for end in ends if end.exit_code != 0), key=lambda end: end.is_victim)
+    failed = failures[0] if failures else None
     if outcome is not None and outcome.exit_code != 0:
         node = failed.node if failed else None
         return Verdict(exit_code=outcome.exit_code, reason=outcome.message or "as outcome.json says", node=node)

@@ -107,6 +107,12 @@ def test_the_first_failure_counts_and_the_others_are_its_victims() -> None:
     assert judge(end("n2", 137), end("n1", 1)) == (137, "n2")
 
 
+def test_who_lost_its_peer_is_not_blamed_though_it_said_so_first() -> None:
+    victim = NodeEnd(node="n1", exit_code=1, reason="connection closed by peer", is_victim=True)
+    assert judge(victim, end("n2", 42)) == (42, "n2")
+    assert judge(victim, end("n2", 0)) == (1, "n1")
+
+
 def test_a_failure_after_a_success_still_counts() -> None:
     assert judge(end("n1", 0), end("n2", 9)) == (9, "n2")
 

@@ -21,6 +21,7 @@ from trainer.node import (
     find_worker_log,
     hold_port,
     is_listening,
+    is_victim,
     main,
     parse_checks,
     parse_place,
@@ -180,6 +181,20 @@ def test_the_end_of_a_log_is_read_and_a_missing_one_is_empty(tmp_path: Path) -> 
     log.write_bytes(b"x" * 100 + b"\xffend")
     assert read_tail(log, 4) == "\ufffdend"
     assert read_tail(tmp_path / "none", 4) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("RuntimeError: gloo: Connection closed by peer [10.0.0.2]:1234. This is typically", True),
+        ("ncclRemoteError: remote process exited or there was a network error", True),
+        ("ValueError: boom", False),
+        ("Connection reset by peer" + "\n" * 9999 + "ValueError: boom", False),
+        ("", False),
+    ],
+)
+def test_last_words_tell_a_victim(words: str, expected: bool) -> None:
+    assert is_victim(words) is expected
 
 
 def test_the_newest_error_log_of_a_rank_is_found(tmp_path: Path) -> None:
