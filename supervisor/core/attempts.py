@@ -90,7 +90,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
     is_absent = False
     if isinstance(snapshot.jobs, Fresh) and attempt.job_id is not None:
         found = snapshot.jobs.value.get(attempt.job_id)
-        job = found if found is not None and _is_ours(found, attempt) else None
+        job = found if found is not None and is_own(found, attempt) else None
         is_absent = job is None and _is_settled(attempt, snapshot.jobs.asked_at)
     accounting = None
     if isinstance(snapshot.ended, Fresh) and attempt.job_id is not None:
@@ -111,8 +111,8 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
     )
 
 
-def _is_ours(job: JobRecord, attempt: Attempt) -> bool:
-    """Job ids wrap and are used again: the token decides where squeue shows it."""
+def is_own(job: JobRecord, attempt: Attempt) -> bool:
+    """True when the job under the attempt's id is the attempt's: ids wrap, so the token decides where it shows."""
     return not job.comment or job.comment == attempt.token
 
 

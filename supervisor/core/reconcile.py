@@ -59,6 +59,7 @@ def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -
         _judge_attempt(draft, run)
         _learn_resumed(draft, run.name)
         _clear_jobs(draft, run.name)
+        _clear_twins(draft, run.name)
         _verify_new(draft, draft.runs[run.name])
         _prune(draft, draft.runs[run.name])
         _settle_run(draft, run.name)
@@ -246,7 +247,11 @@ def _verify_new(draft: Draft, run: Run) -> None:
 def _prune(draft: Draft, run: Run) -> None:
     if draft.world.is_paused or draft.policy.is_observe_only or _view(draft, run.name) is None:
         return
+    last = draft.last_attempt(run.name)
+    in_use = last.resume_path if last is not None and not last.is_over else None
     for checkpoint in checkpoint_rules.choose_prunable(draft.checkpoints(run.name), run.spec.checkpoint):
+        if checkpoint.path == in_use:
+            continue
         draft.intend(
             Intent(
                 kind=IntentKind.PRUNE,
@@ -382,17 +387,36 @@ def _clear_jobs(draft: Draft, run: str) -> None:
         if _ends_by_itself(draft, attempt):
             continue
         is_paused = draft.world.is_paused and attempt.end is not AttemptEnd.STOPPED
-        if not is_paused and not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt):
-            draft.intend(
-                Intent(
-                    kind=IntentKind.CANCEL,
-                    key=f"cancel:{attempt.job_id}",
-                    reason=f"attempt {attempt.number} is over: {attempt.end_detail}",
-                    run=run,
-                    attempt=attempt.number,
-                    job_id=attempt.job_id,
-                )
-            )
+        if not is_paused and not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt.job_id):
+            _intend_cancel(draft, attempt, attempt.job_id, f"attempt {attempt.number} is over: {attempt.end_detail}")
+
+
+def _clear_twins(draft: Draft, run: str) -> None:
+    """End a second job of one attempt: sbatch's lost request may arrive long after it was looked up and sent again."""
+    jobs = draft.snapshot.jobs
+    if isinstance(jobs, Stale) or draft.world.is_paused or draft.policy.is_observe_only:
+        return
+    ours = {a.token: a for a in draft.attempts(run) if a.state is not AttemptState.PLANNED}
+    for job in jobs.value.values():
+        attempt = ours.get(job.comment)
+        if attempt is None or job.job_id == attempt.job_id or not job.is_live or job.name not in ("", run):
+            continue
+        if not _was_cancelled_just_now(draft, job.job_id):
+            _intend_cancel(draft, attempt, job.job_id, f"a second job of attempt {attempt.number}")
+
+
+def _intend_cancel(draft: Draft, attempt: Attempt, job_id: int, why: str) -> None:
+    draft.ask_slurm()
+    draft.intend(
+        Intent(
+            kind=IntentKind.CANCEL,
+            key=f"cancel:{job_id}",
+            reason=why,
+            run=attempt.run,
+            attempt=attempt.number,
+            job_id=job_id,
+        )
+    )
 
 
 def _ends_by_itself(draft: Draft, attempt: Attempt) -> bool:
@@ -408,15 +432,15 @@ def _is_gone(draft: Draft, attempt: Attempt) -> bool:
     if isinstance(jobs, Stale) or attempt.submitted_at is None:
         return False
     job: JobRecord | None = jobs.value.get(attempt.job_id) if attempt.job_id is not None else None
-    if job is not None:
+    if job is not None and attempt_rules.is_own(job, attempt):
         return job.is_ended
     return jobs.asked_at > attempt.submitted_at + timedelta(seconds=attempt_rules.ABSENT_MARGIN_S)
 
 
-def _was_cancelled_just_now(draft: Draft, attempt: Attempt) -> bool:
+def _was_cancelled_just_now(draft: Draft, job_id: int) -> bool:
     jobs = draft.snapshot.jobs
     for intent in draft.settled_intents(IntentKind.CANCEL):
-        if intent.job_id != attempt.job_id or intent.settled_at is None:
+        if intent.job_id != job_id or intent.settled_at is None:
             continue
         if isinstance(jobs, Stale) or jobs.asked_at < intent.settled_at + timedelta(seconds=_CANCEL_SETTLE_S):
             return True
