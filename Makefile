@@ -5,11 +5,12 @@ DEMO_CMD = $(PY) -m demo
 BENCHES = cycle
 PYTEST_ARGS =
 
-.PHONY: help setup demo test check format bench docs clean
+.PHONY: help setup demo test test-debian13 check format bench docs clean
 
 help:
 	@echo "make demo            the main job on a private Slurm cluster: failures, drains, resubmission, audit"
 	@echo "make test            every test (unit, property, contract, end-to-end)"
+	@echo "make test-debian13   what needs a real Slurm, under Debian 13 and Slurm 24.11 (root, debootstrap)"
 	@echo "make check           format, lint, types, import contracts"
 	@echo "make format          rewrite the code in the project's format"
 	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
@@ -26,6 +27,9 @@ demo: setup
 
 test: setup
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-debian13: setup
+	tests/debian13/run
 
 check: setup
 	$(PY) -m ruff format --check .

@@ -32,8 +32,10 @@ MAX_LINE_BYTES = 256 * 1024
 def srun_argv(
     nodes: Sequence[str], settings: Settings, *, is_privileged: bool, job_id: int | None = None
 ) -> tuple[str, ...]:
-    """The argv of one sweep. `is_privileged`: root or SlurmUser, so that no job is needed; else a small job of its own,
-    or a step beside the others of `job_id`.
+    """The argv of one sweep.
+
+    `is_privileged`: root or SlurmUser, so that no job is needed; else a small job of its own, or a step beside the
+    others of `job_id`.
     """
     count = len(set(nodes))
     deadline_s = settings.sweep.timeout_s / 2  # the other half: for srun to reach the nodes and give some up

@@ -108,8 +108,11 @@ def test_a_job_that_is_too_large_for_now_waits(cluster: Cluster) -> None:
     assert cluster.job(waiting).is_pending
 
 
-def test_a_job_that_is_larger_than_the_cluster_waits_for_ever(cluster: Cluster) -> None:
-    job_id = cluster.submit("huge", nodes=5)
+def test_a_job_that_is_larger_than_the_cluster_is_refused_or_waits_for_ever(cluster: Cluster) -> None:
+    try:
+        job_id = cluster.submit("huge", nodes=5)
+    except SlurmRefused:
+        return  # 24.11
     cluster.until(lambda: cluster.job(job_id).reason == "PartitionNodeLimit")
     assert cluster.job(job_id).is_pending
 
@@ -186,7 +189,8 @@ def test_a_drained_node_says_why_and_who_and_takes_no_job(cluster: Cluster) -> N
     job = cluster.until_state(cluster.submit("avoid", nodes=3), JobState.RUNNING)
     assert "n1" not in job.nodes
     cluster.client.undrain("n1")
-    assert (node(cluster, "n1").is_drain_set, node(cluster, "n1").reason) == (False, "")
+    assert not node(cluster, "n1").is_drain_set
+    assert node(cluster, "n1").reason in ("", "sup#41 xid48: memory = bad")  # 24.11 keeps the text
 
 
 def test_a_later_drain_replaces_the_reason_of_an_earlier_one(cluster: Cluster) -> None:
