@@ -70,9 +70,7 @@ def _first_sight(
         why = f"published by attempt {view.attempt} after it was over"
         return replace(checkpoint, state=CheckpointState.FENCED, detail=why), why
     if view.is_rejected_by_nodes:
-        return replace(
-            checkpoint, state=CheckpointState.CORRUPT, detail=view.detail
-        ), "the job's nodes found it corrupt"
+        return _rejected(checkpoint, view)
     if view.is_verified_by_nodes:
         return _verified(checkpoint, now, "nodes"), "read back by the job's nodes"
     return checkpoint, "manifest there, every file has its recorded size"
@@ -93,9 +91,7 @@ def _seen_again(before: Checkpoint, view: CheckpointView, now: datetime) -> list
     if not view.is_complete:
         return [(replace(before, state=CheckpointState.CORRUPT, detail=view.detail), view.detail)]
     if view.is_rejected_by_nodes:
-        return [
-            (replace(before, state=CheckpointState.CORRUPT, detail=view.detail), "the job's nodes found it corrupt")
-        ]
+        return [_rejected(before, view)]
     if before.state is CheckpointState.COMPLETE and view.is_verified_by_nodes:
         return [(_verified(before, now, "nodes"), "read back by the job's nodes")]
     return []

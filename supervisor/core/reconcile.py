@@ -491,11 +491,8 @@ def _start(draft: Draft, name: str) -> None:
         return
     if not _is_startable(run, last):
         return
-    resume = _choose_resume(draft, run, last)
-    if resume is None:
-        return
-    records = _records(draft)
-    if records is None:
+    resume, records = _choose_resume(draft, run, last), _records(draft)
+    if resume is None or records is None:
         return
     ours = frozenset(last.nodes) if last is not None else frozenset()
     silent = node_rules.silent_ports(draft.snapshot.ports) & candidates

@@ -342,3 +342,32 @@ def test_the_default_reason_of_a_stop_is_a_sentence() -> None:
     ended = judge_end(sight(attempt(), job(), of=replace(RUN, state=RunState.STOPPING)))
     assert ended is not None
     assert ended.detail == "stopped by a person"
+
+
+# ---------------------------------------------------------------- requeued
+
+
+@pytest.mark.parametrize(
+    "requeued",
+    [job(state=JobState.PENDING, restarts=1), job(state=None, flags=frozenset({JobFlag.REQUEUED}))],
+    ids=["started again", "waiting"],
+)
+def test_a_job_that_slurm_requeued_by_itself_is_over_so_that_two_never_train(requeued: JobRecord) -> None:
+    """Case RR-01: one owner of retries."""
+    ended = judge_end(sight(attempt(), requeued, view=view(), failed_by_slurm=SILENT_N2))
+    assert end_of(ended) is AttemptEnd.NODE_FAILED
+    assert ended is not None
+    assert ended.nodes == ("n2",)
+
+
+def test_a_vanished_job_waits_for_the_second_sign_of_a_silent_node() -> None:
+    seen = view(exit=exit_record(77, node="n2"), launch=launch(unchanged_s=3))
+    assert judge_end(sight(attempt(), view=seen)) is None
+    assert judge_end(sight(attempt(), job(state=JobState.FAILED, exit_code=77), view=seen)) is None
+
+
+def test_a_ranks_own_last_word_says_nothing_against_its_node() -> None:
+    for code in (75, 78, 93):
+        ended = judge_end(sight(view=view(exit=exit_record(code, node="n2"))))
+        assert ended is not None
+        assert ended.nodes == ()

@@ -14,9 +14,13 @@ from supervisor.model import (
     AttemptEnd,
     AttemptState,
     CheckpointState,
+    CheckRow,
     IntentKind,
     IntentState,
     Interruption,
+    NodeChecks,
+    NodeEvent,
+    NodeMemory,
     Plan,
     Policy,
     RunState,
@@ -59,6 +63,7 @@ from tests.core.builders import (
     view,
     world,
 )
+from trainer.contract import CheckResult
 
 SUBMIT, CANCEL, VERIFY, PRUNE = IntentKind.SUBMIT, IntentKind.CANCEL, IntentKind.VERIFY, IntentKind.PRUNE
 
@@ -643,3 +648,46 @@ def test_runs_do_not_disturb_each_other() -> None:
     seen = replace(base, runs={**base.runs, "bert": base.runs["gpt"]})
     plan = plan_for(known, seen)
     assert [i.run for i in intents_of(plan, SUBMIT)] == ["bert"]
+
+
+# ---------------------------------------------------------------- evidence on nodes
+
+
+def sweep(before: NodeMemory, *results: CheckResult) -> Plan:
+    checks = NodeChecks(node=before.node, at=NOW, results=results)
+    return plan_for(world(nodes=[before]), replace(snapshot(), sweeps=(checks,)))
+
+
+def test_the_ledger_keeps_results_that_failed_or_that_passed_again() -> None:
+    results = (
+        CheckResult(check="disk", ok=False),
+        CheckResult(check="shm", ok=True),
+        CheckResult(check="clock", ok=True),
+    )
+    plan = sweep(NodeMemory(node="n1", failing=("shm",), failed_sweeps=1), *results)
+    assert [(r.result.check, r.result.ok) for r in records(plan.facts, CheckRow)] == [("disk", False), ("shm", True)]
+
+
+def test_results_that_do_not_change_are_not_kept_again() -> None:
+    before = NodeMemory(node="n1", failing=("disk",), failed_sweeps=1)
+    assert records(sweep(before, CheckResult(check="disk", ok=False)).facts, CheckRow) == []
+
+
+def test_a_change_of_verdict_is_an_event_in_the_nodes_history() -> None:
+    plan = sweep(NodeMemory(node="n1"), CheckResult(check="disk", ok=False, detail="full"))
+    assert [e.event for e in records(plan.facts, NodeEvent)] == ["node.judged_suspect"]
+
+
+def test_a_node_that_is_broken_already_is_condemned_no_second_time() -> None:
+    report = launch({"n1": 0.2, "n2": 4.0})
+    seen = snapshot(job(), view=view(progress=progress(30), launch=report), ports=ports(n1=0, n2=2.0, n3=0))
+    plan = plan_for(world(attempt(), nodes=[broken("n2", is_drained_by_us=True)]), seen)
+    assert attempt_in(plan).is_over
+    assert records(plan.facts, NodeEvent) == []
+
+
+def test_a_run_that_is_held_already_is_not_held_again() -> None:
+    seen = snapshot(job(state=JobState.FAILED), view=view(exit=exit_record(93)))
+    plan = plan_for(world(attempt(), of=run(state=RunState.HELD, reason="by a person")), seen)
+    assert attempt_in(plan).end is AttemptEnd.DO_NOT_RESTART
+    assert run_in(plan) is None
