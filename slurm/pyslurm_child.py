@@ -1,0 +1,138 @@
+"""The process that imports pyslurm and may die of it: questions and answers are JSON, one object a line.
+
+Question: `{"id": 1, "ask": "release" | "cluster" | "jobs" | "nodes"}`. Answer: `{"id": 1, "ok": value}` or
+`{"id": 1, "error": text}`; a row that can't be read is `{"unreadable": text, "why": text}` among the others.
+Standard library and pyslurm only. It ends when its standard input does, and with it whoever started it.
+
+Seen: `import pyslurm` without a reachable configuration ends the process, without an exception; a load blocks for ten
+seconds when the controller is frozen. Attributes used, all of pyslurm 25.11: `__version__`; `slurmctld.Config.load()`
+(cluster_name, version, accounting_storage_type, slurmd_timeout, min_job_age, message_timeout, slurmd_port);
+`Partitions.load()`, `Jobs.load()`, `Nodes.load()` and their `values()`, with the attributes in `_JOB` and `_NODE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_CONFIG = (
+    "cluster_name",
+    "version",
+    "accounting_storage_type",
+    "slurmd_timeout",
+    "min_job_age",
+    "message_timeout",
+    "slurmd_port",
+)
+_JOB = (
+    "id",
+    "state",
+    "name",
+    "user_name",
+    "partition",
+    "comment",
+    "state_reason",
+    "allocated_nodes",
+    "submit_time",
+    "start_time",
+    "end_time",
+    "exit_code",
+    "exit_code_signal",
+    "requeue_count",
+)
+_NODE = (
+    "name",
+    "state",
+    "address",
+    "hostname",
+    "slurmd_port",
+    "partitions",
+    "reason",
+    "reason_user",
+    "reason_time",
+    "total_cpus",
+    "real_memory",
+    "configured_gres",
+    "boot_time",
+    "slurm_version",
+)
+
+Row = dict[str, Any]
+
+
+def ask_release() -> str:
+    """The version of pyslurm; its first two numbers are the Slurm release it was built for."""
+    import pyslurm
+
+    return str(pyslurm.__version__)
+
+
+def ask_cluster() -> Row:
+    """The controller's configuration and the names of the partitions."""
+    import pyslurm
+
+    config = pyslurm.slurmctld.Config.load()
+    return {**_read(config, _CONFIG), "partitions": [part.name for part in pyslurm.Partitions.load().values()]}
+
+
+def ask_jobs() -> list[Row]:
+    """All jobs in the controller's memory."""
+    import pyslurm
+
+    return _rows(pyslurm.Jobs.load().values(), _JOB)
+
+
+def ask_nodes() -> list[Row]:
+    """All nodes."""
+    import pyslurm
+
+    return _rows(pyslurm.Nodes.load().values(), _NODE)
+
+
+_ANSWERS: dict[str, Callable[[], Any]] = {
+    "release": ask_release,
+    "cluster": ask_cluster,
+    "jobs": ask_jobs,
+    "nodes": ask_nodes,
+}
+
+
+def _rows(records: Iterable[Any], names: tuple[str, ...]) -> list[Row]:
+    rows: list[Row] = []
+    for record in records:
+        try:
+            rows.append(_read(record, names))
+        except Exception as error:  # noqa: BLE001 - one bad record must not hide the others
+            rows.append({"unreadable": repr(record), "why": f"{type(error).__name__}: {error}"})
+    return rows
+
+
+def _read(record: Any, names: tuple[str, ...]) -> Row:
+    return {name: getattr(record, name) for name in names}
+
+
+def answer(line: str) -> Row:
+    """The answer to one question; exceptions of pyslurm become its error."""
+    question = json.loads(line)
+    try:
+        return {"id": question["id"], "ok": _ANSWERS[question["ask"]]()}
+    except Exception as error:  # noqa: BLE001 - pyslurm's errors are known only once it is imported
+        return {"id": question["id"], "error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> int:
+    """Answer until standard input ends."""
+    # Slurm's library prints to where it likes: answers have a pipe of their own.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(line), default=str) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""The client over pyslurm, with a module of that name in its child that fails as the real one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm.client import CliClient
+from slurm.errors import SlurmUnavailable, SlurmUnreadable
+from slurm.pyslurm_client import Choice, PyslurmClient, choose_client, parse_job_row, parse_node_row
+from slurm.types import JobFlag, JobRecord, JobState, NodeAvailability, NodeBase
+from tests.fakes import FakeClock, FakeSlurm
+
+STAND_IN = Path(__file__).with_name("stand_in") / "pyslurm.py"
+AT = int(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp())
+
+CONFIG = {
+    "cluster_name": "big",
+    "version": "25.11.1",
+    "accounting_storage_type": "accounting_storage/slurmdbd",
+    "slurmd_timeout": 300,
+    "min_job_age": 300,
+    "message_timeout": 10,
+    "slurmd_port": 6818,
+}
+JOB = {
+    "id": 7,
+    "state": "RUNNING",
+    "name": "gpt",
+    "user_name": "ann",
+    "partition": "gpu",
+    "comment": "sup:gpt:1",
+    "state_reason": "None",
+    "allocated_nodes": "n[1-2]",
+    "submit_time": AT,
+    "start_time": AT + 1,
+    "end_time": AT + 3600,
+    "exit_code": 0,
+    "exit_code_signal": 0,
+    "requeue_count": 0,
+}
+NODE = {
+    "name": "n1",
+    "state": "IDLE+DRAIN",
+    "address": "10.0.0.1",
+    "hostname": "node1",
+    "slurmd_port": 6818,
+    "partitions": ["gpu", "all"],
+    "reason": "sup: disk",
+    "reason_user": "root",
+    "reason_time": AT,
+    "total_cpus": 64,
+    "real_memory": 512000,
+    "configured_gres": {"gpu:h100": 8},
+    "boot_time": AT,
+    "slurm_version": "25.11.1",
+}
+PLAN = {"version": "25.11.2", "config": CONFIG, "partitions": [{"name": "gpu"}], "jobs": [JOB], "nodes": [NODE]}
+
+
+class Rig:
+    """A folder with the stand-in, an environment that leads to it, and a command line that is another cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copy(STAND_IN, folder)
+        self.cli = FakeSlurm(clock=FakeClock(), nodes=4)
+        self.parent = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder)}
+        self.plan()
+
+    def plan(self, **changes: Any) -> None:
+        (self.folder / "plan.json").write_text(json.dumps({**PLAN, **changes}))
+
+    def client(self, *, timeout_s: float = 15.0) -> PyslurmClient:
+        return PyslurmClient(cli=self.cli, parent=self.parent, timeout_s=timeout_s)
+
+    def choose(self, **more: Any) -> Choice:
+        return choose_client("auto", cli=self.cli, parent=self.parent, timeout_s=5.0, **more)
+
+    def children(self) -> set[str]:
+        """Process ids of the children that were asked for something."""
+        return {line.split()[1] for line in (self.folder / "loads").read_text().splitlines()}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+@pytest.fixture
+def client(rig: Rig) -> Iterator[Callable[..., PyslurmClient]]:
+    with ExitStack() as stack:
+
+        def make(**more: Any) -> PyslurmClient:
+            made = rig.client(**more)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+def test_jobs_nodes_and_cluster_are_read_by_one_child(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    pyslurm = client()
+    assert [(job.job_id, job.nodes) for job in pyslurm.fetch_jobs().jobs] == [(7, ("n1", "n2"))]
+    assert [node.name for node in pyslurm.fetch_nodes().nodes] == ["n1"]
+    facts = pyslurm.fetch_cluster()
+    assert (facts.cluster, facts.version, facts.partitions, facts.has_accounting) == ("big", "25.11.1", ("gpu",), True)
+    assert len(rig.children()) == 1
+
+
+def test_what_changes_something_goes_to_the_command_line(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    client().drain("n2", "sup: test")
+    assert [node.name for node in rig.cli.fetch_nodes().nodes if node.is_drain_set] == ["n2"]
+    assert not (rig.folder / "loads").exists()
+
+
+def test_an_import_that_ends_the_process_is_no_answer_with_its_last_words(
+    rig: Rig, client: Callable[..., PyslurmClient]
+) -> None:
+    rig.plan(import_ends=True)
+    with pytest.raises(SlurmUnavailable, match=r"exit code 1: fatal: Could not establish a configuration source"):
+        client().fetch_jobs()
+
+
+def test_a_child_that_died_is_replaced_at_the_next_question(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    pyslurm = client()
+    rig.plan(dies="jobs")
+    with pytest.raises(SlurmUnavailable, match="exit code 11"):
+        pyslurm.fetch_jobs()
+    rig.plan()
+    assert len(pyslurm.fetch_jobs().jobs) == 1
+    assert len(rig.children()) == 2
+
+
+def test_a_load_that_hangs_costs_its_deadline_and_its_child(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    rig.plan(hangs="nodes")
+    pyslurm = client(timeout_s=3.0)
+    begun = time.monotonic()
+    with pytest.raises(SlurmUnavailable, match="no answer in time"):
+        pyslurm.fetch_nodes()
+    assert time.monotonic() - begun < 8
+    (child,) = rig.children()
+    assert not Path("/proc", child).exists()
+    rig.plan()
+    assert len(pyslurm.fetch_nodes().nodes) == 1
+
+
+def test_garbage_in_place_of_an_answer_is_no_answer(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    rig.plan(garbage="jobs")
+    with pytest.raises(SlurmUnavailable, match="no JSON"):
+        client().fetch_jobs()
+
+
+def test_an_error_of_the_library_is_told_in_its_words_and_keeps_the_child(
+    rig: Rig, client: Callable[..., PyslurmClient]
+) -> None:
+    rig.plan(refuses="jobs")
+    pyslurm = client()
+    with pytest.raises(SlurmUnavailable, match="RPCError: Unable to contact slurm controller"):
+        pyslurm.fetch_jobs()
+    pyslurm.fetch_nodes()
+    assert len(rig.children()) == 1
+
+
+def test_one_bad_row_is_reported_and_hides_no_other(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    rig.plan(jobs=[{**JOB, "allocated_nodes": "n[1-"}, {"id": 8}, JOB])
+    listing = client().fetch_jobs()
+    assert [job.job_id for job in listing.jobs] == [7]
+    assert len(listing.unreadable) == 2
+
+
+def test_no_node_at_all_is_unreadable(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    rig.plan(nodes=[])
+    with pytest.raises(SlurmUnreadable):
+        client().fetch_nodes()
+
+
+def test_after_three_failures_in_a_row_the_command_line_is_asked(
+    rig: Rig, client: Callable[..., PyslurmClient]
+) -> None:
+    rig.plan(dies="nodes")
+    pyslurm = client()
+    for _ in range(2):
+        with pytest.raises(SlurmUnavailable):
+            pyslurm.fetch_nodes()
+    assert len(pyslurm.fetch_nodes().nodes) == 4
+
+
+# ---- choosing
+
+
+def test_a_pyslurm_of_the_clusters_release_is_chosen(rig: Rig) -> None:
+    choice = rig.choose(check_limit_s=15.0)
+    assert choice.kind == "pyslurm"
+    assert isinstance(choice.client, PyslurmClient)
+    choice.client.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        ({"import_ends": True}, "does not import"),
+        ({"version": "25.05.0"}, r"not of the cluster's release \(25.11.1\)"),
+        ({"refuses": "config"}, "release is not known"),
+        ({"hangs": "config"}, "no answer in time"),
+        ({"config": {**CONFIG, "version": None}}, "no version"),
+    ],
+    ids=["import ends the process", "other release", "controller down", "controller frozen", "garbage"],
+)
+def test_otherwise_the_command_line_is_with_the_reason(rig: Rig, plan: dict[str, Any], why: str) -> None:
+    rig.plan(**plan)
+    choice = rig.choose(check_limit_s=1.5 if "hangs" in plan else 15.0)
+    assert choice.kind == "cli"
+    assert choice.client is rig.cli
+    assert re.search(why, choice.reason)
+
+
+def test_without_pyslurm_the_choice_takes_no_time_and_no_process() -> None:
+    begun = time.monotonic()
+    choice = choose_client("auto", cli=CliClient(), parent={}, timeout_s=5.0)
+    assert (choice.kind, choice.reason) == ("cli", "pyslurm is not installed")
+    assert time.monotonic() - begun < 0.5
+
+
+# ---- rows
+
+
+def job(**changes: Any) -> JobRecord:
+    return parse_job_row({**JOB, **changes})
+
+
+def test_a_running_job_has_no_end_and_no_exit_status() -> None:
+    record = job()
+    assert (record.state, record.end_at, record.exit_code) == (JobState.RUNNING, None, None)
+    assert record.start_at == datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
+    assert record.reason == ""
+
+
+def test_a_waiting_job_has_no_nodes_and_no_start() -> None:
+    record = job(state="PENDING", state_reason="Resources")
+    assert (record.nodes, record.start_at, record.reason) == ((), None, "Resources")
+
+
+def test_a_completing_job_has_ended_though_its_base_state_is_hidden() -> None:
+    record = job(state="COMPLETING", exit_code=75)
+    assert record.state is None
+    assert record.flags == {JobFlag.COMPLETING}
+    assert record.is_ended
+    assert record.exit_code == 75
+
+
+def test_a_failed_job_without_status_and_signal_had_status_128() -> None:
+    assert job(state="FAILED").exit_code == 128
+    assert job(state="COMPLETED").exit_code == 0
+
+
+def test_a_node_is_read_as_scontrol_shows_it() -> None:
+    node = parse_node_row(NODE)
+    assert (node.base, node.availability) == (NodeBase.IDLE, NodeAvailability.DRAINED)
+    assert (node.reason, node.reason_user, node.reason_at) == ("sup: disk", "root", "2026-01-02T03:04:05")
+    assert (node.partitions, node.gres, node.port) == (("gpu", "all"), "gpu:h100:8", 6818)
+
+
+def test_a_node_without_a_reason_has_none_of_its_parts() -> None:
+    node = parse_node_row({**NODE, "state": "IDLE", "reason": None})
+    assert (node.reason, node.reason_user, node.reason_at) == ("", "", "")
