@@ -41,7 +41,7 @@ def open_stage(tmp_path: Path) -> Iterator[OpenStage]:
             is_up: bool = True,
         ) -> Stage:
             sandbox = stack.enter_context(Sandbox.start(nodes=nodes, mode=mode, directory=tmp_path / "sandbox"))
-            stage = Stage(tmp_path / "stage", sandbox, sweep=sweep, has_torch=has_torch)
+            stage = Stage(tmp_path / "stage", sandbox, sweep=sweep.format(scratch=sandbox.scratch), has_torch=has_torch)
             stack.callback(stage.close)
             stages.append(stage)
             if is_up:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from supervisor.model import AttemptEnd
 from tests.e2e.conftest import OpenStage
-from tests.e2e.stage import RIG, Stage
+from tests.e2e.stage import Stage
 
 pytestmark = pytest.mark.slurm
 
