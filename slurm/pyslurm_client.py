@@ -93,7 +93,8 @@ def choose_client(
 def is_findable(parent: Mapping[str, str]) -> bool:
     """True when an import in the child would find a module pyslurm; nothing is imported."""
     paths = [part for part in parent.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return importlib.machinery.PathFinder.find_spec("pyslurm", [*paths, *sys.path]) is not None
+    spec = importlib.machinery.PathFinder.find_spec("pyslurm", [*paths, *sys.path])
+    return spec is not None and spec.has_location  # a mere folder of that name has none
 
 
 def _find_obstacle(client: PyslurmClient, limit_s: float) -> str | None:

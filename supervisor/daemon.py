@@ -21,6 +21,7 @@ import msgspec
 import structlog
 
 from slurm.client import CliClient, SlurmClient
+from slurm.pyslurm_client import choose_client
 from supervisor import runlock
 from supervisor.clock import Clock, SystemClock
 from supervisor.config import Settings
@@ -338,7 +339,13 @@ def _client(settings: Settings) -> SlurmClient:
     parent = dict(os.environ)
     if settings.slurm.conf is not None:
         parent["SLURM_CONF"] = str(settings.slurm.conf)
-    return CliClient(timeout_s=settings.slurm.command_timeout_s, parent=parent)
+    timeout_s = settings.slurm.command_timeout_s
+    cli = CliClient(timeout_s=timeout_s, parent=parent)
+    choice = choose_client(settings.slurm.client, cli=cli, parent=parent, timeout_s=timeout_s)
+    log = structlog.get_logger("daemon")
+    say = log.warning if settings.slurm.client not in {"auto", choice.kind} else log.info
+    say("client.chosen", client=choice.kind, reason=choice.reason)
+    return choice.client
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from importlib import metadata
 import click
 
 from slurm.errors import SlurmError
+from slurm.pyslurm_client import PyslurmClient, choose_client
 from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_FAILED
 from supervisor.cli.nodes import slurm_client
@@ -86,6 +87,22 @@ def _look_at_slurm(settings: Settings) -> Finding:
     return Finding(what="slurm", ok=True, detail=f"{facts.version}, cluster {facts.cluster}, {accounting}")
 
 
+def _look_at_client(settings: Settings) -> Finding:
+    """How the daemon would read Slurm; the command line in place of a pyslurm that was asked for is a fault."""
+    wanted = settings.slurm.client
+    conf = {"SLURM_CONF": str(settings.slurm.conf)} if settings.slurm.conf else {}
+    cli = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S)
+    choice = choose_client(wanted, cli=cli, parent={**os.environ, **conf}, timeout_s=_SLURM_TIMEOUT_S)
+    if isinstance(choice.client, PyslurmClient):
+        choice.client.close()
+    word = {"cli": "commands", "pyslurm": "pyslurm"}[choice.kind]
+    return Finding(
+        what="slurm client",
+        ok=False if wanted not in {"auto", choice.kind} else None,
+        detail=f"{word}: {choice.reason}",
+    )
+
+
 def _look_at_ledger(settings: Settings) -> Finding:
     try:
         with Store.open_readonly(settings.ledger.path) as store:
@@ -102,4 +119,4 @@ def _look_at_daemon(settings: Settings) -> Finding:
     return Finding(what="daemon", ok=liveness.is_answering, detail=detail)
 
 
-_LOOKS: tuple[Callable[[Settings], Finding], ...] = (_look_at_slurm, _look_at_ledger, _look_at_daemon)
+_LOOKS: tuple[Callable[[Settings], Finding], ...] = (_look_at_slurm, _look_at_client, _look_at_ledger, _look_at_daemon)
