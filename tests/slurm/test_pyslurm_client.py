@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -274,3 +276,35 @@ def test_a_node_is_read_as_scontrol_shows_it() -> None:
 def test_a_node_without_a_reason_has_none_of_its_parts() -> None:
     node = parse_node_row({**NODE, "state": "IDLE", "reason": None})
     assert (node.reason, node.reason_user, node.reason_at) == ("", "", "")
+
+
+# ---- what the service makes of it
+
+
+def doctor_finding(rig: Rig, wanted: str, **environment: str) -> dict[str, Any]:
+    config = rig.folder / "supervisor.toml"
+    config.write_text(f'[slurm]\nclient = "{wanted}"\n')
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "supervisor", "doctor", "--json", "--config", str(config)],
+        env={"PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return next(check for check in json.loads(done.stdout)["checks"] if check["what"] == "slurm client")
+
+
+def test_doctor_says_which_client_is_used_and_why(rig: Rig) -> None:
+    assert doctor_finding(rig, "auto")["detail"] == "commands: pyslurm is not installed"
+    found = doctor_finding(rig, "auto", PYTHONPATH=str(rig.folder))
+    assert (found["ok"], found["detail"]) == (None, "pyslurm: pyslurm is of the cluster's release")
+
+
+def test_a_pyslurm_that_was_asked_for_and_does_not_fit_is_a_fault(rig: Rig) -> None:
+    rig.plan(version="24.05.0")
+    found = doctor_finding(rig, "pyslurm", PYTHONPATH=str(rig.folder))
+    assert (found["ok"], found["detail"]) == (
+        False,
+        "commands: pyslurm 24.05.0 is not of the cluster's release (25.11.1)",
+    )
