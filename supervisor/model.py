@@ -80,7 +80,7 @@ class RestartSpec:
     max_without_progress: int = 3  # attempts in a row that end without a newer verified checkpoint; then hold
     backoff_s: float = 15.0  # before the second restart without progress; doubles
     backoff_max_s: float = 600.0  # the longest pause that doubling leads to
-    worker_restarts: int = 0  # torchrun --max-restarts: rung 1 of the ladder
+    worker_restarts: int = 0  # restarts of all workers in the running step, before a new attempt is made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,11 +183,19 @@ class AttemptEnd(StrEnum):
     STOPPED = "stopped"  # by a person through the supervisor
     REFUSED = "refused"  # sbatch said no
     VANISHED = "vanished"  # gone from Slurm without a trace
+    RESIZED = "resized"  # waited in the queue for more nodes than are healthy
     LOST = "lost"  # a second job of the same attempt
 
 
 PLANNED_ENDS = frozenset(
-    {AttemptEnd.FINISHED, AttemptEnd.SAVED, AttemptEnd.TIME_LIMIT, AttemptEnd.STOPPED, AttemptEnd.CANCELLED}
+    {
+        AttemptEnd.FINISHED,
+        AttemptEnd.SAVED,
+        AttemptEnd.TIME_LIMIT,
+        AttemptEnd.STOPPED,
+        AttemptEnd.CANCELLED,
+        AttemptEnd.RESIZED,
+    }
 )
 
 

@@ -78,7 +78,7 @@ class AttemptSpec:
     resume_from: str = ""  # path of a verified checkpoint, or empty
     resume_step: int = 0
     checkpoint_every_s: float = 600.0
-    worker_restarts: int = 0  # torchrun --max-restarts
+    worker_restarts: int = 0  # rung 1: restarts of all workers together, in the running step
     beat_interval_s: float = 0.5
     silent_after_s: float = 3.0  # a node without a beat for this long is reported silent
     start_checks: tuple[str, ...] = ()  # argv of the node probes, run before training; empty: none

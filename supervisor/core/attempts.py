@@ -75,6 +75,7 @@ class Sight:
     cause: Cause | None = None
     silent: tuple[Silence, ...] = ()
     failed_by_slurm: tuple[Silence, ...] = ()
+    smaller: int = 0  # nodes that a smaller job could have, while the present one waits for more than are healthy
 
     @property
     def is_suspended(self) -> bool:
@@ -230,13 +231,14 @@ def _ended_by_launcher(sight: Sight) -> Ended | None:
     if end is not None:
         return Ended(
             end=end,
-            detail=record.reason,
+            detail=_reason(record),
             nodes=_failing_nodes(sight, record),
+            hint=record.node,
             evidence=_outcome_evidence(sight, record),
             exit_code=record.exit_code,
             is_curable=end is not AttemptEnd.DO_NOT_RESTART,
         )
-    return _crashed(sight, record.reason, exit_code=record.exit_code, node=record.node)
+    return _crashed(sight, _reason(record), exit_code=record.exit_code, node=record.node)
 
 
 def _given_up_by_launcher(sight: Sight, record: contract.ExitRecord) -> Ended | None:
@@ -255,11 +257,15 @@ def _given_up_by_launcher(sight: Sight, record: contract.ExitRecord) -> Ended | 
         return None
     return Ended(
         end=AttemptEnd.NODE_SILENT,
-        detail=record.reason,
+        detail=_reason(record),
         hint=record.node,
         evidence=(line, "its slurmd port answers, and Slurm calls it responding"),
         exit_code=record.exit_code,
     )
+
+
+def _reason(record: contract.ExitRecord) -> str:
+    return record.reason or f"exit code {record.exit_code}"  # the job wrote the file: it may say nothing
 
 
 def _awaits_second_sign(sight: Sight) -> bool:
@@ -281,6 +287,8 @@ def _failing_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]
         return ()
     if sight.view is not None:
         failing = tuple(r.node for r in sight.view.node_reports if any(c.ok is False for c in r.checks))
+        if len(failing) > 1 and len(failing) * 2 > len(sight.attempt.nodes):
+            return ()  # most nodes at once: what they share, or the check, is suspected
         if failing:
             return failing
     return (record.node,) if record.node else ()
@@ -420,6 +428,16 @@ def _terminated(sight: Sight) -> Ended | None:
     return _crashed(sight, "terminated, and Slurm did not say why", exit_code=record.exit_code, node=record.node)
 
 
+def _outgrown(sight: Sight) -> Ended | None:
+    """The job waits for more nodes than are healthy, and fewer would do: it is submitted again, smaller."""
+    if sight.job is None or not sight.job.is_pending or not sight.smaller:
+        return None
+    wanted = sight.attempt.nodes_wanted + sight.attempt.spares
+    return Ended(
+        end=AttemptEnd.RESIZED, detail=f"job {sight.job.job_id} waits for {wanted} nodes, {sight.smaller} can be had"
+    )
+
+
 def _vanished(sight: Sight) -> Ended | None:
     """Gone from the controller's memory; accounting has been asked, where there is one, and has nothing either."""
     if not sight.is_absent or sight.accounting is not None or sight.accounting_is_stale or sight.is_blind:
@@ -448,10 +466,11 @@ _END_ROWS: tuple[Callable[[Sight], Ended | None], ...] = (
     _requeued_by_slurm,
     _failed_by_slurm,
     _terminated,
+    _outgrown,
     _vanished,
     _stalled,
 )
-_GIVING_UP = frozenset({_silent, _failed_by_slurm, _stalled})
+_GIVING_UP = frozenset({_silent, _failed_by_slurm, _outgrown, _stalled})
 
 
 # ---------------------------------------------------------------- stalls

@@ -89,7 +89,8 @@ def _seen_again(before: Checkpoint, view: CheckpointView, now: datetime) -> list
     if before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
         return []
     if not view.is_complete:
-        return [(replace(before, state=CheckpointState.CORRUPT, detail=view.detail), view.detail)]
+        why = view.detail or "not all of its files are there any more"
+        return [(replace(before, state=CheckpointState.CORRUPT, detail=why), why)]
     if view.is_rejected_by_nodes:
         return [_rejected(before, view)]
     if before.state is CheckpointState.COMPLETE and view.is_verified_by_nodes:

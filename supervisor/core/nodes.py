@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from slurm.types import NodeAvailability, NodeBase, NodeRecord
+from slurm.types import JobFlag, NodeAvailability, NodeBase, NodeRecord
 from supervisor.core.attempts import Sight, Silence
 from supervisor.model import (
     Attempt,
@@ -150,8 +150,8 @@ _CONTROLS = 3
 def _judge_without_launcher(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence, ...]:
     """The job has its nodes and no launcher has spoken yet: a node that is dead already would be waited for long."""
     job, health = sight.job, sight.run.spec.health
-    if job is None or job.is_pending or job.is_ended:
-        return ()
+    if job is None or job.is_pending or job.is_ended or JobFlag.CONFIGURING in job.flags:
+        return ()  # while it is configured, its nodes may still be booting
     dead = [p for n in sight.attempt.nodes if (p := ports.get(n)) is not None and p.silent_s >= 2 * health.confirm_s]
     return tuple(
         Silence(

@@ -289,12 +289,20 @@ def _judge_attempt(draft: Draft, run: Run) -> None:
         sight,
         silent=node_rules.judge_silence(sight, draft.snapshot.ports),
         failed_by_slurm=node_rules.judge_slurm_failure(sight, draft.snapshot),
+        smaller=_choose_smaller(draft, run, attempt),
     )
     ended = attempt_rules.judge_end(sight, is_paused=draft.world.is_paused or run.is_paused)
     if ended is not None:
         _end_attempt(draft, sight, ended)
     elif sight.job is not None and sight.job.is_ended:
         draft.ask_slurm()
+
+
+def _choose_smaller(draft: Draft, run: Run, attempt: Attempt) -> int:
+    nodes = draft.snapshot.nodes
+    if isinstance(nodes, Stale) or attempt.submitted_at is None or nodes.asked_at < attempt.submitted_at:
+        return 0
+    return restarts.choose_smaller(run, attempt, nodes.value, draft.nodes)
 
 
 def _learn_final_step(draft: Draft, run: Run, view: RunView | None) -> None:
@@ -353,7 +361,9 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
     draft.wake_within(0)
 
 
-_NO_INTERRUPTION = frozenset({AttemptEnd.FINISHED, AttemptEnd.STOPPED, AttemptEnd.REFUSED, AttemptEnd.LOST})
+_NO_INTERRUPTION = frozenset(
+    {AttemptEnd.RESIZED, AttemptEnd.FINISHED, AttemptEnd.STOPPED, AttemptEnd.REFUSED, AttemptEnd.LOST}
+)
 
 
 def _count_load_failure(draft: Draft, sight: attempt_rules.Sight) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from slurm.types import NodeRecord
+from slurm.types import NodeBase, NodeRecord
 from supervisor.core.nodes import is_fit
 from supervisor.model import (
     Attempt,
@@ -23,7 +23,9 @@ from supervisor.model import (
 )
 
 # Ends that cost no part of the budget: nobody's fault, and each is bounded by something else.
-_FREE_ENDS = frozenset({AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED})
+_FREE_ENDS = frozenset(
+    {AttemptEnd.RESIZED, AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,26 @@ def next_start_at(spec: RestartSpec, failures: int, last: Attempt | None) -> dat
 # ---------------------------------------------------------------- size
 
 
+def choose_smaller(
+    run: Run, attempt: Attempt, nodes: Mapping[str, NodeRecord], memory: Mapping[str, NodeMemory]
+) -> int:
+    """Nodes that a smaller job could have now, where a waiting one wants more than are healthy; else 0.
+
+    Only nodes that are drained, down or broken count as lost: a new job loses its place in the queue.
+    """
+    lost = {n for n, r in nodes.items() if r.is_drain_set or r.base is NodeBase.DOWN}
+    lost |= {n for n, m in memory.items() if m.verdict is Verdict.BROKEN}
+    known = [r.name for r in nodes.values() if _is_in_partition(r, run.spec)]
+    left = len([n for n in known if n not in lost])
+    count = choose_count(run.spec.nodes, left)
+    return count if count and left < attempt.nodes_wanted + attempt.spares else 0
+
+
+def _is_in_partition(record: NodeRecord, spec: RunSpec) -> bool:
+    wanted = set(spec.slurm.partition.split(",")) if spec.slurm.partition else set()
+    return not wanted or not record.partitions or bool(wanted & set(record.partitions))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """What to ask Slurm for."""
@@ -151,8 +173,7 @@ def choose_size(
     smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow. Nodes whose
     slurmd port was `silent` just now are left out of this attempt, without a verdict.
     """
-    wanted = set(spec.slurm.partition.split(",")) if spec.slurm.partition else set()
-    known = [r for r in nodes.values() if not wanted or not r.partitions or wanted & set(r.partitions)]
+    known = [r for r in nodes.values() if _is_in_partition(r, spec)]
     fit = [r for r in known if is_fit(r, memory.get(r.name)) and r.name not in silent]
     free = [r for r in fit if r.is_idle or r.name in ours]
     available = len(free) if choose_count(spec.nodes, len(free)) else len(fit)
