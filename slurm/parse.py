@@ -516,6 +516,12 @@ def parse_partitions(text: str) -> tuple[str, ...]:
     return tuple(re.findall(r"^PartitionName=(\S+)", text, flags=re.MULTILINE))
 
 
+def parse_default_partition(text: str) -> str | None:
+    """The partition with `Default=YES` in `scontrol -o show partition`; None when there is none."""
+    found = re.search(r"^PartitionName=(\S+)(?=\s(?:.*\s)?Default=YES(?:\s|$))", text, flags=re.MULTILINE)
+    return found[1] if found else None
+
+
 def parse_cluster(config_text: str, partitions_text: str) -> ClusterFacts | Unreadable:
     """Facts of the cluster from its configuration and its partitions."""
     config = parse_config(config_text)
@@ -527,6 +533,7 @@ def parse_cluster(config_text: str, partitions_text: str) -> ClusterFacts | Unre
         version=config["SLURM_VERSION"],
         has_accounting=storage not in _NOTHING and not storage.endswith("/none"),
         partitions=parse_partitions(partitions_text),
+        default_partition=parse_default_partition(partitions_text),
         slurmd_timeout_s=_config_seconds(config, "SlurmdTimeout"),
         min_job_age_s=_config_seconds(config, "MinJobAge"),
         message_timeout_s=_config_seconds(config, "MessageTimeout"),

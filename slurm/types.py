@@ -243,4 +243,5 @@ class ClusterFacts:
     slurmd_timeout_s: int | None
     min_job_age_s: int | None
     message_timeout_s: int | None
+    default_partition: str | None = None  # where jobs without a partition go
     slurmd_port: int | None = None  # where slurmd listens on nodes that name no port of their own

@@ -503,6 +503,7 @@ class Snapshot:
     ports: Mapping[str, PortProbe] = field(default_factory=dict)
     sweeps: tuple[NodeChecks, ...] = ()  # new since the last cycle
     verifications: tuple[Verification, ...] = ()  # new since the last cycle
+    default_partition: str | None = None  # where jobs without a partition go; None: not known
 
 
 # ---------------------------------------------------------------- what the core sees and says

@@ -80,6 +80,7 @@ class Observer:
             ports=self._ports.results(),
             sweeps=self._sweeper.collect() if self._sweeper is not None else (),
             verifications=self.verifier.collect(),
+            default_partition=self.slurm.facts.default_partition if self.slurm.facts is not None else None,
         )
 
     def follow(self, plan: Plan) -> None:

@@ -302,7 +302,8 @@ def _choose_smaller(draft: Draft, run: Run, attempt: Attempt) -> int:
     nodes = draft.snapshot.nodes
     if isinstance(nodes, Stale) or attempt.submitted_at is None or nodes.asked_at < attempt.submitted_at:
         return 0
-    return restarts.choose_smaller(run, attempt, nodes.value, draft.nodes)
+    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    return restarts.choose_smaller(spec, attempt, nodes.value, draft.nodes)
 
 
 def _learn_final_step(draft: Draft, run: Run, view: RunView | None) -> None:
@@ -506,7 +507,8 @@ def _start(draft: Draft, name: str) -> None:
         return
     ours = frozenset(last.nodes) if last is not None else frozenset()
     silent = node_rules.silent_ports(draft.snapshot.ports) & candidates
-    size = restarts.choose_size(run.spec, records, draft.nodes, ours=ours, silent=silent)
+    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    size = restarts.choose_size(spec, records, draft.nodes, ours=ours, silent=silent)
     if not size.nodes:
         text = f"waiting: {size.fit} healthy nodes, the minimum is {run.spec.nodes.min}"
         draft.note(f"{name}: {text}")

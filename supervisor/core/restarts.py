@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from slurm.types import NodeBase, NodeRecord
@@ -122,8 +122,15 @@ def next_start_at(spec: RestartSpec, failures: int, last: Attempt | None) -> dat
 # ---------------------------------------------------------------- size
 
 
+def locate(spec: RunSpec, default_partition: str | None) -> RunSpec:
+    """The run with the partition that its jobs really go to."""
+    if spec.slurm.partition is not None or default_partition is None:
+        return spec
+    return replace(spec, slurm=replace(spec.slurm, partition=default_partition))
+
+
 def choose_smaller(
-    run: Run, attempt: Attempt, nodes: Mapping[str, NodeRecord], memory: Mapping[str, NodeMemory]
+    spec: RunSpec, attempt: Attempt, nodes: Mapping[str, NodeRecord], memory: Mapping[str, NodeMemory]
 ) -> int:
     """Nodes that a smaller job could have now, where a waiting one wants more than are healthy; else 0.
 
@@ -131,9 +138,9 @@ def choose_smaller(
     """
     lost = {n for n, r in nodes.items() if r.is_drain_set or r.base is NodeBase.DOWN}
     lost |= {n for n, m in memory.items() if m.verdict is Verdict.BROKEN}
-    known = [r.name for r in nodes.values() if _is_in_partition(r, run.spec)]
+    known = [r.name for r in nodes.values() if _is_in_partition(r, spec)]
     left = len([n for n in known if n not in lost])
-    count = choose_count(run.spec.nodes, left)
+    count = choose_count(spec.nodes, left)
     return count if count and left < attempt.nodes_wanted + attempt.spares else 0
 
 

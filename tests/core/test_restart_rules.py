@@ -17,6 +17,7 @@ from supervisor.core.restarts import (
     choose_size,
     count_failures,
     judge_aftermath,
+    locate,
     next_start_at,
 )
 from supervisor.model import AttemptEnd, CheckpointState, NodesSpec, RestartSpec, RunState
@@ -233,3 +234,9 @@ def test_only_nodes_of_the_runs_partition_are_counted() -> None:
 def test_of_several_partitions_any_will_do() -> None:
     nodes = {n: replace(r, partitions=("a",)) for n, r in cluster(2).items()}
     assert size(nodes, of=spec(slurm={"partition": "a,b"})).fit == 2
+
+
+def test_a_run_without_a_partition_counts_the_nodes_of_the_default_one() -> None:
+    elsewhere = node("big1", partitions=("big",))
+    nodes = cluster(2) | {"big1": elsewhere}
+    assert choose_size(locate(spec(), "main"), nodes, {}).fit == 2

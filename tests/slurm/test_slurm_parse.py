@@ -473,6 +473,7 @@ def test_the_facts_of_a_cluster_are_read_from_its_configuration() -> None:
         slurmd_timeout_s=10,
         min_job_age_s=300,
         message_timeout_s=10,
+        default_partition="main",
         slurmd_port=6818,
     )
 
