@@ -30,6 +30,7 @@ ENV_JOB_ID = "SUBMITIT_SUPERVISED_JOB_ID"
 CLUSTER = "supervised"
 STEP_MODULE = "slurm.submitit_step"
 EXIT_RESUBMIT = 75  # saved, and wants to go on: the supervisor resubmits
+EXIT_DO_NOT_RESTART = 93  # the next attempt would end the same way: the supervisor holds the run
 
 _SERVICE = (sys.executable, "-P", "-m", "supervisor")
 _SUBMIT_LIMIT_S = 90.0  # it asks a node whether it sees the run directory
@@ -283,8 +284,10 @@ class SupervisedJob(core.Job[core.R]):
             raise RuntimeError(f"{self.job_id} was not stopped: {answer.why}")
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
-        until = time.monotonic() + self._results_timeout_s
-        while True:  # other hosts' files show after a while on network file systems
+        # Other hosts' files show after a while on network file systems; a job that was stopped need not have any.
+        is_stopped = self.watcher.get_state(self.job_id, mode="cache") == "CANCELLED"
+        until = time.monotonic() + (0.0 if is_stopped else self._results_timeout_s)
+        while True:
             for path in (self.paths.result_pickle, self.paths.error_pickle):
                 if path.exists():
                     outcome: tuple[str, Any] = utils.pickle_load(path)
@@ -454,13 +457,17 @@ class SupervisedJobEnvironment(job_environment.JobEnvironment):
         """Nothing: the supervisor resubmits, Slurm and submitit do not."""
 
 
+class OutOfTime(utils.UncompletedJobError):
+    """The function needs more than the job's time limit and can't be continued."""
+
+
 class _SaveHandler(job_environment.SignalHandler):
     """Before the time limit: store what `checkpoint()` gives and end with the code that asks for the next attempt."""
 
     def save_and_exit(self, signum: int, frame: FrameType | None = None) -> None:
-        if not hasattr(self._delayed.function, "checkpoint"):
-            self._logger.info("the function has no checkpoint(): it goes on until it is ended")
-            return
+        if self.env.global_rank == 0 and not hasattr(self._delayed.function, "checkpoint"):
+            # As submitit: from the start again it would only run into the same limit, for ever.
+            raise OutOfTime("the time limit is near, and the function has no checkpoint(): it can't go on later")
         self.checkpoint_and_exit(signum, frame)
 
     def _exit(self) -> NoReturn:

@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
-from slurm.submitit_plugin import CLUSTER, ENV_JOB_ID, SupervisedJobEnvironment, SupervisedPaths
+from slurm.submitit_plugin import (
+    CLUSTER,
+    ENV_JOB_ID,
+    EXIT_DO_NOT_RESTART,
+    OutOfTime,
+    SupervisedJobEnvironment,
+    SupervisedPaths,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -27,14 +36,27 @@ def main(argv: list[str]) -> int:
     # What an earlier attempt left is not this one's; a half-written file would make submitit refuse to write.
     for path in (outcome, outcome.with_suffix(f"{outcome.suffix}.save_tmp"), result, error):
         path.unlink(missing_ok=True)
+    _link_log(1, published.stdout)
+    _link_log(2, published.stderr)
     try:
         process_job(folder)
-    except Exception:
+    except Exception as failure:
         if outcome.exists():
             outcome.replace(error)
+        if isinstance(failure, OutOfTime):
+            return EXIT_DO_NOT_RESTART
         raise
     outcome.replace(result)
     return 0
+
+
+def _link_log(descriptor: int, name: Path) -> None:
+    """Let submitit's name of a log lead to the file that torchrun opened for this process in this attempt."""
+    with suppress(OSError):
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115 - the link's text is what counts
+        if target.is_file():
+            name.unlink(missing_ok=True)
+            name.symlink_to(target)
 
 
 def _search_like_the_submitter(pythonpath: str) -> None:

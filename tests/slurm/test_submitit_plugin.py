@@ -221,3 +221,20 @@ def test_before_the_time_limit_what_checkpoint_gives_is_stored_and_the_next_atte
     assert process.returncode == 75
     assert step.run(tmp_path) == 0
     assert step.job.result() == 10
+
+
+def test_before_the_time_limit_a_function_without_checkpoint_ends_for_good(tmp_path: Path) -> None:
+    def count() -> None:
+        import time
+
+        print("counting", flush=True)
+        time.sleep(60)
+
+    step = Step(tmp_path, count)
+    with step.start(tmp_path) as process:
+        assert process.stdout is not None
+        assert any(line == "counting\n" for line in process.stdout)
+        process.send_signal(signal.SIGUSR2)
+        process.communicate(timeout=60)
+    assert process.returncode == 93
+    assert "no checkpoint()" in utils.pickle_load(step.job.paths.error_pickle)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import submitit
 
 from slurm.sandbox import Sandbox
+from supervisor.model import AttemptEnd
 from tests.e2e.stage import Stage
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
@@ -19,7 +21,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.torch]
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("submitit")
-    with Sandbox.start(nodes=2, directory=directory / "sandbox") as sandbox:
+    with Sandbox.start(nodes=3, directory=directory / "sandbox") as sandbox:
         stage = Stage(directory / "stage", sandbox, has_torch=True)
         stage.start_daemon()
         yield stage
@@ -38,16 +40,20 @@ def await_result(stage: Stage, job: submitit.Job[Any], limit_s: float = 60) -> A
     return job.result()
 
 
-def test_a_function_of_two_processes_returns_the_result_of_each(stage: Stage, executor: submitit.AutoExecutor) -> None:
-    executor.update_parameters(name="add_one", nodes=1, tasks_per_node=2, timeout_min=5)
+def test_a_function_on_two_nodes_returns_the_result_of_each_process_and_its_log(
+    stage: Stage, executor: submitit.AutoExecutor
+) -> None:
+    executor.update_parameters(name="ranks", nodes=2, timeout_min=5)
 
-    def rank_and_sum(x: int) -> tuple[int, int, int]:
+    def tell_rank(x: int) -> tuple[int, int, int, int]:
         environment = submitit.JobEnvironment()
-        return environment.global_rank, environment.num_tasks, x + 1
+        print("rank", environment.global_rank)
+        return environment.global_rank, environment.num_tasks, environment.num_nodes, x + 1
 
-    job = executor.submit(rank_and_sum, 41)
+    job = executor.submit(tell_rank, 41)
     stage.wait("both results", job.done, 60)
-    assert job.results() == [(0, 2, 42), (1, 2, 42)]
+    assert job.results() == [(0, 2, 2, 42), (1, 2, 2, 42)]
+    assert [line for line in (job.stdout() or "").splitlines() if line.startswith("rank")] == ["rank 0", "rank 1"]
     stage.await_state("finished", job.job_id)
     assert stage.run(job.job_id).spec.slurm.time_limit == "5"
 
@@ -88,3 +94,52 @@ def test_the_exception_of_a_function_is_told_once_the_supervisor_gives_up(
     assert job.state == "FAILED"
     with pytest.raises(submitit.core.utils.FailedJobError, match="no such colour"):
         job.result()
+
+
+def test_an_array_is_a_run_for_each_function_and_each_can_be_cancelled(
+    stage: Stage, executor: submitit.AutoExecutor
+) -> None:
+    executor.update_parameters(name="array", nodes=1)
+
+    def sleep(seconds: float) -> float:
+        import time
+
+        time.sleep(seconds)
+        return seconds
+
+    quick, slow = executor.map_array(sleep, [0.5, 600])
+    slow.cancel()
+    assert await_result(stage, quick) == 0.5
+    stage.wait("the end of the cancelled one", lambda: slow.done(force_check=True), 30)
+    assert slow.state == "CANCELLED"
+    with pytest.raises(submitit.core.utils.UncompletedJobError, match="stopped"):
+        slow.result()
+
+
+def test_slurms_signal_before_the_time_limit_leads_to_checkpoint_and_to_the_next_attempt(
+    stage: Stage, executor: submitit.AutoExecutor, tmp_path: Path
+) -> None:
+    executor.update_parameters(name="saves", nodes=1)
+
+    class Counting:
+        def __init__(self, started: Path) -> None:
+            self.started = started
+
+        def __call__(self, first: int) -> int:
+            import time
+
+            if first == 0:
+                self.started.touch()
+                time.sleep(600)
+            return first
+
+        def checkpoint(self, first: int) -> submitit.helpers.DelayedSubmission:
+            return submitit.helpers.DelayedSubmission(self, first + 10)
+
+    started = tmp_path / "started"
+    job = executor.submit(Counting(started), 0)
+    stage.wait("the function", started.exists, 60)
+    job_id = stage.attempt(1, job.job_id).job_id
+    subprocess.run(["scancel", "--batch", "--signal=USR2", str(job_id)], env=stage.env, check=True, timeout=20)
+    assert await_result(stage, job) == 10
+    assert stage.attempt(1, job.job_id).end is AttemptEnd.SAVED
