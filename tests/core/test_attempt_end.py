@@ -107,7 +107,8 @@ def test_every_node_whose_own_report_holds_a_failed_check_is_named() -> None:
         NodeReport(attempt=1, node=n, host=n, time=0.0, checks=(result,))
         for n, result in (("n1", failed), ("n2", passed), ("n3", failed), ("n4", unknown))
     )
-    ended = judge_end(sight(view=view(exit=exit_record(76, node="n1"), node_reports=reports)))
+    four = attempt(nodes=("n1", "n2", "n3", "n4"))
+    ended = judge_end(sight(four, view=view(exit=exit_record(76, node="n1"), node_reports=reports)))
     assert ended is not None
     assert ended.nodes == ("n1", "n3")
     assert "n3: disk: full" in ended.evidence
@@ -371,3 +372,9 @@ def test_a_ranks_own_last_word_says_nothing_against_its_node() -> None:
         ended = judge_end(sight(view=view(exit=exit_record(code, node="n2"))))
         assert ended is not None
         assert ended.nodes == ()
+
+
+def test_an_exit_record_without_a_word_still_says_its_code() -> None:
+    ended = judge_end(sight(view=view(exit=exit_record(1, reason=""))))
+    assert ended is not None
+    assert ended.detail == "exit code 1"
