@@ -53,7 +53,7 @@ def srun_argv(
         "--quiet",
         "--job-name=supervisor-sweep",
     )
-    place = ("--no-allocate",) if is_privileged else _SMALL_JOB
+    place: tuple[str, ...] = ("--no-allocate",) if is_privileged else _SMALL_JOB
     if job_id is not None and not is_privileged:
         place = (f"--jobid={job_id}", "--overlap", "--mem=0", "--gres=none")
     launcher = settings.launcher
