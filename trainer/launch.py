@@ -75,6 +75,9 @@ class Limits:
     silent_s: float = 60.0  # a silent node that nobody acted upon ends the step
     kill_s: float = 6.0  # for the nodes to kill their ranks and say so
     step_end_s: float = 5.0  # for srun to end after its nodes did
+    # slurmstepd tells srun how its task ended. When nobody listens it tries again for 2 s, and its node stays
+    # COMPLETING for as long: the next attempt would wait for it.
+    last_word_s: float = 0.5
 
 
 def read_outcome(path: Path, attempt: int) -> Outcome | None:
@@ -535,9 +538,11 @@ class Launcher:
         if self._step is None:
             return
         deadline = time.monotonic() + self._limits.step_end_s
+        is_stuck = False
         while self._step.exit_code() is None and time.monotonic() < deadline:
-            if self._is_srun_stuck():
-                break
+            if not is_stuck and self._is_srun_stuck():
+                is_stuck = True
+                deadline = min(deadline, time.monotonic() + self._limits.last_word_s)
             self._turn()
         self._step.stop()
 
@@ -570,7 +575,9 @@ class Launcher:
     def _report(self) -> None:
         now = time.monotonic()
         silent = tuple(self._silent_since)
-        key = (self._phase, silent, [(n.state, n.end) for n in self._nodes.values()])
+        # Who begins to be quiet is told at once: the service looks closer then, and each second is one of recovery.
+        quiet = [n.name for n in self._nodes.values() if self._age_s(n, now) > self._spec.silent_after_s / 2]
+        key = (self._phase, silent, quiet, [(n.state, n.end) for n in self._nodes.values()])
         if key == self._reported[1] and now - self._reported[0] < REPORT_INTERVAL_S:
             return
         self._reported = (now, key)

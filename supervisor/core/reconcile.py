@@ -285,6 +285,8 @@ def _judge_attempt(draft: Draft, run: Run) -> None:
     _learn_final_step(draft, run, sight.view)
     suspected = node_rules.suspects(sight, _records(draft))
     draft.watch(suspected | node_rules.choose_controls(suspected, attempt, _records(draft)))
+    if suspected:
+        draft.wake_within(draft.policy.cycle_interval_s / 4)  # the port's silence is confirmed between two cycles
     sight = replace(
         sight,
         silent=node_rules.judge_silence(sight, draft.snapshot.ports),

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # fully_shard imports it anyhow; here it costs less, see trainer.example.train
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
