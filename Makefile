@@ -2,7 +2,7 @@
 
 PY = .venv/bin/python
 DEMO_CMD = $(PY) -m demo
-BENCHES = cycle
+BENCHES = cycle save cli
 PYTEST_ARGS =
 
 .PHONY: help setup demo test test-debian13 check format bench docs clean

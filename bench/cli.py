@@ -19,6 +19,14 @@ from supervisor.store import Store
 
 _HEAVY = ("torch", "submitit", "pyslurm", "rich.console", "numpy")
 
+# sqlite-utils imports numpy where it is installed, as it is beside torch; the service's own environment has none.
+_WITHOUT_NUMPY = """\
+import sys
+sys.modules["numpy"] = None
+from supervisor.cli.main import main
+main(["status"])
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cli", description=__doc__)
@@ -32,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "supervisor --help": (sys.executable, "-m", "supervisor", "--help"),
             "supervisor status": (sys.executable, "-m", "supervisor", "status"),
             "supervisor status --json": (sys.executable, "-m", "supervisor", "status", "--json"),
+            "supervisor status, no numpy there": (sys.executable, "-c", _WITHOUT_NUMPY),
         }
         times = _measure(commands, env, options.repeats)
         heavy = _find_heavy_imports(env)
