@@ -32,6 +32,7 @@ from supervisor.model import Fresh, Plan, Snapshot, Stale, World
 from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
+from supervisor.parts import RunOwners
 from supervisor.requests import Rights, handle
 from supervisor.store import LedgerDamaged, Store
 from supervisor.sweep import Sweeper
@@ -90,6 +91,8 @@ class Daemon:
         sweeper: Sweeper | None = None,
         control: ControlServer | None = None,
         waker: Waker | None = None,
+        owners: RunOwners | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._settings = settings
         self._policy = settings.policy
@@ -97,8 +100,8 @@ class Daemon:
         self._clock = clock
         self._control = control
         self.waker = waker or Waker()
-        self._owners = Owners(is_root=os.geteuid() == 0)
-        self.observer = Observer(client, settings, clock, self._owners, sweeper, self.waker.wake)
+        self._owners: RunOwners = owners or Owners(is_root=os.geteuid() == 0)
+        self.observer = observer or Observer(client, settings, clock, self._owners, sweeper, self.waker.wake)
         self._executor = Executor(
             client, store, settings, clock, self._owners, self.observer.verifier, on_step=self._beat
         )

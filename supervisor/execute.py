@@ -39,10 +39,9 @@ from supervisor.model import (
     RunState,
     World,
 )
-from supervisor.owners import Owners
+from supervisor.parts import Readbacks, RunOwners
 from supervisor.rundir import RunDirUnreadable
 from supervisor.store import Store
-from supervisor.verify import Verifier
 from trainer import contract
 
 _ORDER = {
@@ -76,8 +75,8 @@ class Executor:
         store: Store,
         settings: Settings,
         clock: Clock,
-        owners: Owners,
-        verifier: Verifier,
+        owners: RunOwners,
+        verifier: Readbacks,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._client = client

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
@@ -24,11 +23,10 @@ from supervisor.model import (
     Stale,
     World,
 )
-from supervisor.owners import Owners
+from supervisor.parts import Ports, Readbacks, RunOwners, SlurmAnswers, Sweeps
 from supervisor.ports import PortWatch
 from supervisor.rundir import RunDirUnreadable
 from supervisor.slurmwatch import SlurmWatch
-from supervisor.sweep import Sweeper
 from supervisor.verify import Verifier
 
 _READ_DEADLINE_S = 2.0
@@ -44,19 +42,23 @@ class Observer:
         client: SlurmClient,
         settings: Settings,
         clock: Clock,
-        owners: Owners,
-        sweeper: Sweeper | None,
+        owners: RunOwners,
+        sweeper: Sweeps | None,
         on_news: Callable[[], None],
+        *,
+        slurm: SlurmAnswers | None = None,
+        verifier: Readbacks | None = None,
+        ports: Ports | None = None,
     ) -> None:
-        self.slurm = SlurmWatch(client, clock, on_news)
-        self.verifier = Verifier(on_news)
-        self._ports = PortWatch(on_news)
+        self.slurm = slurm or SlurmWatch(client, clock, on_news)
+        self.verifier = verifier or Verifier(on_news)
+        self._ports = ports or PortWatch(on_news)
         self._sweeper = sweeper
         self._owners = owners
         self._settings = settings
         self._clock = clock
         self._stale_since: dict[str, datetime] = {}
-        self._swept_mono = float("-inf")
+        self._swept_at: datetime | None = None
         self._swept_attempts: set[tuple[str, int]] = set()
         self._wants_answer = True
         self._known_nodes: Mapping[str, NodeRecord] = {}  # addresses outlive a controller that stops answering
@@ -179,7 +181,8 @@ class Observer:
             self._swept_attempts.add((started.run, started.number))
             self._sweeper.start(started.nodes, self._clock.now(), job_id=started.job_id)
             return
-        if time.monotonic() - self._swept_mono < interval_s:
+        now = self._clock.now()
+        if self._swept_at is not None and (now - self._swept_at).total_seconds() < interval_s:
             return
         nodes = self.slurm.answers.nodes
         if isinstance(nodes, Stale):
@@ -187,8 +190,8 @@ class Observer:
         idle = tuple(sorted(r.name for r in nodes.value.values() if r.is_idle and not r.is_drain_set))
         if not idle:
             return
-        self._swept_mono = time.monotonic()
-        self._sweeper.start(idle, self._clock.now())
+        self._swept_at = now
+        self._sweeper.start(idle, now)
 
     def _just_started(self, world: World) -> Attempt | None:
         """An attempt whose own nodes have not been swept: the launcher's start checks know no head node's clock."""

@@ -112,8 +112,9 @@ class SlurmWatch:
         elif since is not None:
             ended = self._fetch_ended(since, before.ended)
             commands += 1
-        elif ended is None and facts is None:
-            ended = Stale(why="not known whether there is accounting", since_at=self._clock.now())
+        elif ended is None:  # None would mean that there is no accounting: a job could vanish unasked
+            why = "not known whether there is accounting" if facts is None else "accounting has not been asked yet"
+            ended = Stale(why=why, since_at=self._clock.now())
         with self._lock:
             self._facts = facts
             self._answers = Answers(
