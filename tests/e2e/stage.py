@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from slurm.client import CliClient
 from slurm.sandbox import Sandbox
 from slurm.types import JobRecord, NodeRecord
-from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run
+from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Intent, IntentState, Interruption, Run
 from supervisor.store import Store
 
 T = TypeVar("T")
@@ -203,6 +203,10 @@ class Stage:
     def checkpoints(self, name: str = "r") -> tuple[Checkpoint, ...]:
         with Store.open_readonly(self.directory / "ledger.db") as store:
             return store.load_checkpoints(name)
+
+    def open_intents(self) -> tuple[Intent, ...]:
+        with Store.open_readonly(self.directory / "ledger.db") as store:
+            return store.load_intents(IntentState.OPEN)
 
     def interruptions(self, name: str = "r") -> tuple[Interruption, ...]:
         with Store.open_readonly(self.directory / "ledger.db") as store:

@@ -101,8 +101,9 @@ def test_a_ledger_of_a_newer_version(stage: Stage, tmp_path: Path) -> None:
     assert stage.supervisor("daemon", "--once", env=env).returncode == 0
     write_newer_version(ledger)
     content = ledger.read_bytes()
-    ended = stage.supervisor("daemon", env=env)
-    assert_one_line(ended.returncode, ended.stderr, "newer")
+    for command in ("daemon", "status"):
+        ended = stage.supervisor(command, env=env)
+        assert_one_line(ended.returncode, ended.stderr, "newer")
     assert ledger.read_bytes() == content
 
 

@@ -6,8 +6,10 @@ import signal
 
 import pytest
 
+from supervisor.model import CheckpointState
 from tests.e2e.conftest import OpenStage
 from tests.e2e.stage import Stage
+from trainer.contract import MANIFEST_NAME
 
 pytestmark = pytest.mark.slurm
 
@@ -70,3 +72,29 @@ def test_a_daemon_killed_at_each_step_of_draining_drains_the_node_once_and_goes_
     stage.start_daemon()
     stage.await_step(2)
     assert list(stage.drained()) == [node]
+
+
+PRUNE = ("commit.prune:before", "commit.prune:after", "mark.prune:before", "mark.prune:after", "settle.prune:before")
+NOTIFY = ("commit.notify:after", "mark.notify:after", "settle.notify:before", "settle.notify:after")
+
+
+def test_a_daemon_killed_while_checkpoints_are_verified_and_pruned_and_people_told_ends_with_all_of_it_done(
+    open_stage: OpenStage,
+) -> None:
+    stage = open_stage(nodes=1)
+    stage.submit("r", "save_every=3", more="[checkpoint]\nkeep_last = 2")
+    job_id = stage.await_step(1).job_id
+    stage.end_daemon(signal.SIGKILL)
+    stage.start_daemon(kill_at="commit.verify:before")
+    die_in_turn(stage, ("commit.verify:after", *PRUNE, "settle.prune:after"))
+    stage.start_daemon(kill_at="commit.notify:before")
+    stage.sandbox.run("scancel", str(job_id))
+    die_in_turn(stage, NOTIFY)
+    stage.start_daemon()
+    stage.wait("every intent settled", lambda: not stage.open_intents())
+    assert stage.run().state == "held"
+    kept = {c.path for c in stage.checkpoints() if c.state is CheckpointState.VERIFIED}
+    assert len(kept) >= 2
+    published = stage.run().spec.paths.checkpoints().glob(f"*/{MANIFEST_NAME}")
+    assert {str(manifest.parent) for manifest in published} == kept
+    assert [job.job_id for job in stage.jobs()] == [job_id]
