@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from slurm.types import NodeRecord
 from supervisor.model import (
     Attempt,
     Checkpoint,
     CheckRow,
     Fact,
+    Fresh,
     Intent,
     IntentKind,
     IntentState,
@@ -20,6 +23,7 @@ from supervisor.model import (
     Policy,
     Record,
     Run,
+    RunView,
     Snapshot,
     World,
 )
@@ -50,6 +54,16 @@ class Draft:
         self._wake_after_s = policy.idle_interval_s
 
     # ---- reading
+
+    def view(self, run: str) -> RunView | None:
+        """What the run directory says; None: it could not be read, or not yet."""
+        view = self.snapshot.runs.get(run)
+        return view.value if isinstance(view, Fresh) else None
+
+    @property
+    def records(self) -> Mapping[str, NodeRecord] | None:
+        """Slurm's nodes; None: Slurm did not answer."""
+        return self.snapshot.nodes.value if isinstance(self.snapshot.nodes, Fresh) else None
 
     def attempts(self, run: str) -> tuple[Attempt, ...]:
         return tuple(a for _, a in sorted(self._attempts.get(run, {}).items()))

@@ -1,0 +1,223 @@
+"""Rules about attempts: what is seen of them, how they end, and that nothing of them runs on afterwards. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from slurm.types import JobRecord
+from supervisor.core import attempts as attempt_rules
+from supervisor.core import checkpoints as checkpoint_rules
+from supervisor.core import nodes as node_rules
+from supervisor.core import restarts
+from supervisor.core.draft import Draft
+from supervisor.core.rules.checkpoints import put_checkpoint
+from supervisor.core.rules.nodes import condemn
+from supervisor.core.rules.runs import hold
+from supervisor.model import (
+    PLANNED_ENDS,
+    Attempt,
+    AttemptEnd,
+    AttemptState,
+    Intent,
+    IntentKind,
+    Interruption,
+    Run,
+    RunState,
+    RunView,
+    Stale,
+)
+
+_CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
+_OWN_END_S = 10.0  # a job whose launcher has said how it ended gets this long to end by itself
+
+
+def judge_attempt(draft: Draft, run: Run) -> None:
+    """Take in what is seen of the newest attempt, and declare it over when it has ended."""
+    attempt = draft.last_attempt(run.name)
+    if attempt is None or attempt.is_over:
+        return
+    if attempt.state is AttemptState.PLANNED:
+        _judge_planned(draft, run, attempt)
+        return
+    sight = attempt_rules.find_sight(run, attempt, draft.snapshot, draft.now)
+    attempt = attempt_rules.fold_attempt(sight)
+    sight = replace(sight, attempt=attempt)
+    draft.put(attempt, "seen")
+    _learn_final_step(draft, run, sight.view)
+    suspected = node_rules.suspects(sight, draft.records)
+    draft.watch(suspected | node_rules.choose_controls(suspected, attempt, draft.records))
+    if suspected:
+        draft.wake_within(draft.policy.cycle_interval_s / 4)  # the port's silence is confirmed between two cycles
+    sight = replace(
+        sight,
+        silent=node_rules.judge_silence(sight, draft.snapshot.ports),
+        failed_by_slurm=node_rules.judge_slurm_failure(sight, draft.snapshot),
+        smaller=_choose_smaller(draft, run, attempt),
+    )
+    ended = attempt_rules.judge_end(sight, is_paused=draft.world.is_paused or run.is_paused)
+    if ended is not None:
+        _end_attempt(draft, sight, ended)
+    elif sight.job is not None and sight.job.is_ended:
+        draft.ask_slurm()
+
+
+def _choose_smaller(draft: Draft, run: Run, attempt: Attempt) -> int:
+    nodes = draft.snapshot.nodes
+    if isinstance(nodes, Stale) or attempt.submitted_at is None or nodes.asked_at < attempt.submitted_at:
+        return 0
+    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    return restarts.choose_smaller(spec, attempt, nodes.value, draft.nodes)
+
+
+def _learn_final_step(draft: Draft, run: Run, view: RunView | None) -> None:
+    if view is None or view.progress is None or view.progress.value.final_step in (None, run.final_step):
+        return
+    draft.put(replace(draft.runs[run.name], final_step=view.progress.value.final_step), "announced by the training")
+
+
+def _judge_planned(draft: Draft, run: Run, attempt: Attempt) -> None:
+    """An attempt whose submission has no outcome yet. Only an intent that was never tried can be taken back."""
+    intent = draft.open_intent(f"submit:{run.name}:{attempt.number}")
+    if run.state is RunState.STOPPING and (intent is None or intent.tries == 0):
+        if intent is not None:
+            draft.withdraw(intent, "the run was stopped")
+        over = replace(attempt, state=AttemptState.OVER, over_at=draft.now, end=AttemptEnd.STOPPED, is_job_gone=True)
+        draft.put(over, "stopped before it was submitted")
+
+
+def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.Ended) -> None:
+    """Declare the attempt over: from here on it is fenced."""
+    attempt = sight.attempt
+    over = replace(
+        attempt,
+        state=AttemptState.OVER,
+        over_at=draft.now,
+        end=ended.end,
+        end_detail=ended.detail,
+        exit_code=ended.exit_code,
+        last_step=attempt_rules.last_step_seen(sight),
+    )
+    draft.put(over, ended.detail)
+    if ended.end is AttemptEnd.CHECKPOINT_REJECTED:
+        _count_load_failure(draft, sight)
+    reasons = {s.node: s.evidence for s in (*sight.silent, *sight.failed_by_slurm)}
+    for node in ended.nodes:
+        said = ended.detail if ended.detail.startswith(f"{node}:") else f"{node}: {ended.detail}"
+        condemn(draft, node, reasons.get(node, said), attempt.run, attempt.number)
+    if ended.end not in _NO_INTERRUPTION:
+        draft.put(
+            Interruption(
+                run=attempt.run,
+                attempt=attempt.number,
+                kind=ended.end.value,
+                cause=ended.detail,
+                node=ended.nodes[0] if ended.nodes else ended.hint,
+                is_planned=ended.end in PLANNED_ENDS,
+                detected_at=draft.now,
+                last_step=over.last_step,
+                evidence=ended.evidence,
+            ),
+            ended.detail,
+        )
+    if not ended.is_curable:
+        hold(draft, attempt.run, f"a restart can't cure this: {ended.detail}")
+    draft.ask_slurm()
+    draft.wake_within(0)
+
+
+_NO_INTERRUPTION = frozenset(
+    {AttemptEnd.RESIZED, AttemptEnd.FINISHED, AttemptEnd.STOPPED, AttemptEnd.REFUSED, AttemptEnd.LOST}
+)
+
+
+def _count_load_failure(draft: Draft, sight: attempt_rules.Sight) -> None:
+    attempt, outcome = sight.attempt, sight.view.outcome if sight.view is not None else None
+    detail = outcome.message if outcome is not None and outcome.message else "rejected by the training"
+    for checkpoint in draft.checkpoints(attempt.run):
+        if checkpoint.path == attempt.resume_path:
+            put_checkpoint(draft, *checkpoint_rules.fold_load_failure(checkpoint, detail))
+
+
+def learn_resumed(draft: Draft, run: str) -> None:
+    """An interruption is over with the first new step after it."""
+    attempt = draft.last_attempt(run)
+    if attempt is None or attempt.stepped_at is None:
+        return
+    for interruption in draft.interruptions(run):
+        if interruption.resumed_at is None and interruption.attempt < attempt.number:
+            after = replace(interruption, resumed_at=attempt.stepped_at, resume_step=attempt.resume_step)
+            draft.put(after, f"first new step of attempt {attempt.number}")
+
+
+def clear_jobs(draft: Draft, run: str) -> None:
+    """End what Slurm still runs of attempts that are over, and note when it is gone."""
+    for attempt in draft.attempts(run):
+        if not attempt.is_over or attempt.is_job_gone:
+            continue
+        if attempt.job_id is None or _is_gone(draft, attempt):
+            draft.put(replace(attempt, is_job_gone=True), "Slurm runs nothing of it any more")
+            continue
+        draft.ask_slurm()
+        draft.wake_within(0.3)
+        if _ends_by_itself(draft, attempt):
+            continue
+        is_paused = draft.world.is_paused and attempt.end is not AttemptEnd.STOPPED
+        if not is_paused and not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt.job_id):
+            _intend_cancel(draft, attempt, attempt.job_id, f"attempt {attempt.number} is over: {attempt.end_detail}")
+
+
+def clear_twins(draft: Draft, run: str) -> None:
+    """End a second job of one attempt: sbatch's lost request may arrive long after it was looked up and sent again."""
+    jobs = draft.snapshot.jobs
+    if isinstance(jobs, Stale) or draft.world.is_paused or draft.policy.is_observe_only:
+        return
+    ours = {a.token: a for a in draft.attempts(run) if a.state is not AttemptState.PLANNED}
+    for job in jobs.value.values():
+        attempt = ours.get(job.comment)
+        if attempt is None or job.job_id == attempt.job_id or not job.is_live or job.name not in ("", run):
+            continue
+        if not _was_cancelled_just_now(draft, job.job_id):
+            _intend_cancel(draft, attempt, job.job_id, f"a second job of attempt {attempt.number}")
+
+
+def _intend_cancel(draft: Draft, attempt: Attempt, job_id: int, why: str) -> None:
+    draft.ask_slurm()
+    draft.intend(
+        Intent(
+            kind=IntentKind.CANCEL,
+            key=f"cancel:{job_id}",
+            reason=why,
+            run=attempt.run,
+            attempt=attempt.number,
+            job_id=job_id,
+        )
+    )
+
+
+def _ends_by_itself(draft: Draft, attempt: Attempt) -> bool:
+    """The launcher has written its exit record: the job is about to end under its own exit code."""
+    if attempt.exit_code is None or attempt.over_at is None:
+        return False
+    return (draft.now - attempt.over_at).total_seconds() < _OWN_END_S
+
+
+def _is_gone(draft: Draft, attempt: Attempt) -> bool:
+    """True when an answer that was asked for after the submission shows the job ended, completing, or not at all."""
+    jobs = draft.snapshot.jobs
+    if isinstance(jobs, Stale) or attempt.submitted_at is None:
+        return False
+    job: JobRecord | None = jobs.value.get(attempt.job_id) if attempt.job_id is not None else None
+    if job is not None and attempt_rules.is_own(job, attempt):
+        return job.is_ended
+    return jobs.asked_at > attempt.submitted_at + timedelta(seconds=attempt_rules.ABSENT_MARGIN_S)
+
+
+def _was_cancelled_just_now(draft: Draft, job_id: int) -> bool:
+    jobs = draft.snapshot.jobs
+    for intent in draft.settled_intents(IntentKind.CANCEL):
+        if intent.job_id != job_id or intent.settled_at is None:
+            continue
+        if isinstance(jobs, Stale) or jobs.asked_at < intent.settled_at + timedelta(seconds=_CANCEL_SETTLE_S):
+            return True
+    return False

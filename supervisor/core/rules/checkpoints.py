@@ -1,0 +1,102 @@
+"""Rules about checkpoints: what was published, what must be read back, what may be removed. Pure."""
+
+from __future__ import annotations
+
+from supervisor.core import checkpoints as checkpoint_rules
+from supervisor.core.draft import Draft
+from supervisor.model import (
+    Checkpoint,
+    CheckpointState,
+    Intent,
+    IntentKind,
+    IntentState,
+    Run,
+)
+
+
+def learn_checkpoints(draft: Draft, run: Run) -> None:
+    """Take in what lies in the run directory; what an over attempt published is fenced."""
+    view = draft.view(run.name)
+    if view is None:
+        return
+    known = {c.key: c for c in draft.checkpoints(run.name)}
+    # the ledger's attempts, not the draft's: what was published before this very look still counts
+    ledger = draft.world.attempts.get(run.name, ())
+    learnt = checkpoint_rules.fold_view(
+        known, view.checkpoints, ledger, run=run.name, now=draft.now, unknown=view.unknown_checkpoints
+    )
+    for checkpoint, why in learnt:
+        put_checkpoint(draft, checkpoint, why)
+
+
+def put_checkpoint(draft: Draft, checkpoint: Checkpoint, why: str) -> None:
+    """Note a checkpoint; a newly corrupt one is told to someone."""
+    before = draft.checkpoint(checkpoint.run, checkpoint.step, checkpoint.attempt)
+    draft.put(checkpoint, why)
+    was_corrupt = before is not None and before.state is CheckpointState.CORRUPT
+    if checkpoint.state is CheckpointState.CORRUPT and not was_corrupt and why != "gone from disk":
+        name = f"step {checkpoint.step} of attempt {checkpoint.attempt}"
+        draft.tell(f"corrupt:{checkpoint.path}", f"checkpoint {name} is refused: {why}", run=checkpoint.run)
+
+
+def _verify_key(checkpoint: Checkpoint) -> str:
+    return f"verify:{checkpoint.run}:{checkpoint.step}:{checkpoint.attempt}"
+
+
+def learn_verifications(draft: Draft) -> None:
+    """Take in what was read back since the last cycle."""
+    for result in draft.snapshot.verifications:
+        before = draft.checkpoint(result.run, result.step, result.attempt)
+        if before is None:
+            continue
+        learnt = checkpoint_rules.fold_verification(before, result)
+        intent = draft.open_intent(_verify_key(before))
+        if learnt is None:
+            draft.note(f"checkpoint step {result.step}: could not be read back: {result.detail}")
+            continue
+        put_checkpoint(draft, *learnt)
+        if intent is not None:
+            draft.settle(intent, IntentState.DONE, learnt[1])
+
+
+def intend_verify(draft: Draft, checkpoint: Checkpoint, why: str) -> None:
+    """Have a checkpoint read back."""
+    draft.intend(
+        Intent(
+            kind=IntentKind.VERIFY,
+            key=_verify_key(checkpoint),
+            reason=why,
+            run=checkpoint.run,
+            attempt=checkpoint.attempt,
+            step=checkpoint.step,
+        )
+    )
+
+
+def verify_new(draft: Draft, run: Run) -> None:
+    """Read new complete checkpoints back beside the running training, where the head node may read that much."""
+    limit = run.spec.checkpoint.verify_on_head_max_bytes
+    for checkpoint in draft.checkpoints(run.name):
+        if checkpoint.state is CheckpointState.COMPLETE and checkpoint.size_bytes <= limit:
+            intend_verify(draft, checkpoint, "complete, not read back yet")
+
+
+def prune(draft: Draft, run: Run) -> None:
+    """Have checkpoints removed that are not kept; never the one in use."""
+    if draft.world.is_paused or draft.policy.is_observe_only or draft.view(run.name) is None:
+        return
+    last = draft.last_attempt(run.name)
+    in_use = last.resume_path if last is not None and not last.is_over else None
+    for checkpoint in checkpoint_rules.choose_prunable(draft.checkpoints(run.name), run.spec.checkpoint):
+        if checkpoint.path == in_use:
+            continue
+        draft.intend(
+            Intent(
+                kind=IntentKind.PRUNE,
+                key=f"prune:{run.name}:{checkpoint.step}:{checkpoint.attempt}",
+                reason=f"older than the last {run.spec.checkpoint.keep_last} verified checkpoints",
+                run=run.name,
+                attempt=checkpoint.attempt,
+                step=checkpoint.step,
+            )
+        )

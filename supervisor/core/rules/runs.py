@@ -1,0 +1,186 @@
+"""Rules about runs: what becomes of one after an attempt, and when the next attempt is planned. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import checkpoints as checkpoint_rules
+from supervisor.core import nodes as node_rules
+from supervisor.core import restarts
+from supervisor.core.draft import Draft
+from supervisor.core.rules.checkpoints import intend_verify
+from supervisor.model import (
+    PLANNED_ENDS,
+    Attempt,
+    Intent,
+    IntentKind,
+    Run,
+    RunState,
+    Stale,
+)
+from trainer.contract import RunPaths
+
+_CANDIDATES = 61  # nodes beside the run's own size whose ports are looked at before a restart
+_CANDIDATES_WAIT_S = 3.0
+
+
+def hold(draft: Draft, run: str, reason: str) -> None:
+    """Hold a run for a person, and tell someone."""
+    before = draft.runs[run]
+    if before.state is RunState.ACTIVE:
+        draft.put(replace(before, state=RunState.HELD, reason=reason, changed_at=draft.now), reason)
+        draft.tell(f"held:{run}:{draft.now:%s}", f"run {run} is held: {reason}", run=run)
+
+
+def settle_run(draft: Draft, name: str) -> None:
+    """What becomes of a run whose newest attempt is over."""
+    run, last = draft.runs[name], draft.last_attempt(name)
+    if last is None:
+        if run.state is RunState.STOPPING:
+            draft.put(replace(run, state=RunState.STOPPED, changed_at=draft.now), "stopped before its first attempt")
+        return
+    if not last.is_over or run.state not in (RunState.ACTIVE, RunState.STOPPING):
+        return
+    if run.released_at is not None and last.over_at is not None and last.over_at <= run.released_at:
+        return  # a person has looked at this end and said: go on
+    failures = restarts.count_failures(run, draft.attempts(name), draft.checkpoints(name))
+    aftermath = restarts.Aftermath(run=run, last=last, failures=failures)
+    judged = restarts.judge_aftermath(aftermath)
+    if judged is None:
+        return
+    state, reason = judged
+    if state is RunState.HELD:
+        hold(draft, name, reason)
+        return
+    draft.put(replace(run, state=state, reason=reason, changed_at=draft.now), reason)
+    draft.tell(f"{state.value}:{name}:{last.number}", f"run {name} is {state.value}: {reason}", run=name)
+
+
+def start(draft: Draft, name: str) -> None:
+    """Plan the next attempt, or say why not."""
+    run, last = draft.runs[name], draft.last_attempt(name)
+    candidates = _watch_candidates(draft, run, last)
+    why_not = _judge_start(draft, run, last) or _judge_candidates(draft, last, candidates)
+    if why_not:
+        draft.note(f"{name}: {why_not}")
+        return
+    if not _is_startable(run, last):
+        return
+    resume, records = _choose_resume(draft, run, last), draft.records
+    if resume is None or records is None:
+        return
+    ours = frozenset(last.nodes) if last is not None else frozenset()
+    silent = node_rules.silent_ports(draft.snapshot.ports) & candidates
+    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    size = restarts.choose_size(spec, records, draft.nodes, ours=ours, silent=silent)
+    if not size.nodes:
+        text = f"waiting: {size.fit} healthy nodes, the minimum is {run.spec.nodes.min}"
+        draft.note(f"{name}: {text}")
+        draft.put(replace(run, reason=text), text)
+        draft.wake_within(draft.policy.poll_interval_s)
+        return
+    _plan_attempt(draft, run, last, resume, size)
+
+
+def _is_startable(run: Run, last: Attempt | None) -> bool:
+    return run.state is RunState.ACTIVE and (last is None or last.is_over)
+
+
+def _watch_candidates(draft: Draft, run: Run, last: Attempt | None) -> frozenset[str]:
+    """Look at the ports of the nodes that may be next when an attempt has ended badly: others may have gone with it."""
+    records = draft.records
+    if not _is_startable(run, last) or last is None or last.end in PLANNED_ENDS or records is None:
+        return frozenset()
+    fit = [n for n, r in records.items() if node_rules.is_fit(r, draft.nodes.get(n))]
+    first = sorted(fit, key=lambda n: (n not in last.nodes, not records[n].is_idle, n))
+    candidates = frozenset(first[: run.spec.nodes.max + run.spec.nodes.spares + _CANDIDATES])
+    draft.watch(candidates)
+    return candidates
+
+
+def _judge_candidates(draft: Draft, last: Attempt | None, candidates: frozenset[str]) -> str | None:
+    """Why the start waits for a look at the candidates' ports; None: it need not."""
+    if last is None or last.over_at is None or not candidates - draft.snapshot.ports.keys():
+        return None
+    if (draft.now - last.over_at).total_seconds() > _CANDIDATES_WAIT_S:
+        return None
+    draft.wake_within(0.2)
+    return "the ports of the next nodes are looked at first"
+
+
+def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
+    """Why no attempt is planned now, or None: plan one."""
+    snapshot = draft.snapshot
+    if not _is_startable(run, last):
+        return None
+    if draft.world.is_paused or run.is_paused:
+        return "paused: no new attempt"
+    if draft.policy.is_observe_only:
+        return "observe only: an attempt would be planned"
+    for source, what in ((snapshot.jobs, "squeue"), (snapshot.nodes, "scontrol"), (snapshot.runs.get(run.name), "")):
+        if isinstance(source, Stale):
+            return f"no attempt is planned blind: {what or 'run directory'}: {source.why}"
+    if snapshot.runs.get(run.name) is None:
+        return "the run directory has not been read yet"
+    if any(not a.is_job_gone for a in draft.attempts(run.name)):
+        return "the job of an earlier attempt is not gone yet"
+    failures = restarts.count_failures(run, draft.attempts(run.name), draft.checkpoints(run.name))
+    at = restarts.next_start_at(run.spec.restart, failures, last)
+    if at is not None and at > draft.now:
+        draft.wake_within((at - draft.now).total_seconds())
+        return f"attempt {(last.number if last else 0) + 1} waits until {at:%H:%M:%S} UTC (back-off)"
+    return None
+
+
+def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_rules.ResumePoint | None:
+    """The resume point, or None while something must be read back first (or the run was held)."""
+    since = last.over_at if last is not None else None
+    resume = checkpoint_rules.choose_resume(draft.checkpoints(run.name), run.spec.checkpoint, since=since)
+    if resume.is_lost:
+        hold(draft, run.name, f"{resume.why}; starting at 0 by itself would throw the work away")
+        return None
+    for checkpoint in resume.read_back:
+        intend_verify(draft, checkpoint, "to be read back before the run resumes from it")
+    if resume.read_back:
+        draft.note(f"{run.name}: checkpoint step {resume.read_back[0].step} is read back before the restart")
+        draft.wake_within(0.5)
+        return None
+    return resume
+
+
+def _plan_attempt(
+    draft: Draft, run: Run, last: Attempt | None, resume: checkpoint_rules.ResumePoint, size: restarts.Size
+) -> None:
+    number = (last.number if last is not None else 0) + 1
+    point = resume.checkpoint
+    path = str(RunPaths(run.spec.run_dir).checkpoint(point.step, point.attempt)) if point else ""
+    at = f"step {point.step} ({resume.why})" if point else f"the beginning ({resume.why})"
+    reason = f"{size.nodes} of {size.fit} healthy nodes, from {at}"
+    attempt = Attempt(
+        run=run.name,
+        number=number,
+        token=f"sup:{run.name}:{number}:{int(run.created_at.timestamp()):x}",
+        nodes_wanted=size.nodes,
+        spares=size.spares,
+        exclude=size.exclude,
+        resume_step=point.step if point else 0,
+        resume_path=path,
+        planned_at=draft.now,
+    )
+    draft.put(attempt, reason)
+    if run.reason:
+        draft.put(replace(run, reason=""), "goes on")
+    draft.intend(
+        Intent(kind=IntentKind.SUBMIT, key=f"submit:{run.name}:{number}", reason=reason, run=run.name, attempt=number)
+    )
+    draft.ask_slurm()
+
+
+def pace(draft: Draft, name: str) -> None:
+    """How soon to look again."""
+    last = draft.last_attempt(name)
+    if last is None or last.is_over:
+        return
+    draft.wake_within(draft.policy.cycle_interval_s)
+    if last.stepped_at is None or draft.open_intents(IntentKind.VERIFY):
+        draft.wake_within(draft.policy.cycle_interval_s / 2)
