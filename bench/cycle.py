@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -81,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cycle", description=__doc__)
     parser.add_argument("--cycles", type=int, default=60, help="measured on the sandbox, each way")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cluster and daemon are taken down on the way out
     machine = describe_machine()
     result: dict[str, Any] = {"scale": _measure_scale()}
     say(f"{NODES} nodes and {RUNS} runs are measured")

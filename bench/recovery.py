@@ -7,6 +7,7 @@ submitit, and under the supervisor. The gap is read from the training's own step
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -76,6 +77,7 @@ class Findings:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cluster and daemon are taken down on the way out
     machine = describe_machine()
     findings = Findings()
     try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from slurm.parse import parse_nodes
 from slurm.sandbox import Sandbox
 from supervisor.model import Attempt, AttemptState, CheckpointState, Interruption, Verdict
 from supervisor.store import Store
@@ -89,10 +90,15 @@ class Stage:
     def mend(self, node: str) -> None:
         """Give a node its power back, lift its drain, and wait until Slurm may use it."""
         self.sandbox.revive(node)
+        record = next(r for r in parse_nodes(self.slurm("scontrol", "-o", "show", "node", node)).nodes)
+        # Down and up again: Slurm would otherwise ask the node only after a minute what has become of its old job.
+        # With the reason that it has, or the supervisor would see a stranger's drain.
+        reason = record.reason or "bench"
+        self.sandbox.run("scontrol", "update", f"nodename={node}", "state=down", f"reason={reason}")
 
         def is_back() -> bool:
             state = self.node_states()[node]
-            if "DRAIN" in state:
+            if "DRAIN" in state or "DOWN" in state:
                 self.sandbox.run("scontrol", "update", f"nodename={node}", "state=resume")
             return state == "IDLE"
 
@@ -111,6 +117,7 @@ conf = "{self.sandbox.env["SLURM_CONF"]}"
 [drain]
 max_fraction = 1.0
 max_nodes = 1000
+window_s = 30
 [sweep.limits]
 disk_paths = {paths}
 disk_min_free_bytes = 1048576
