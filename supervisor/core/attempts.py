@@ -70,6 +70,7 @@ class Sight:
     job: JobRecord | None = None
     is_absent: bool = False  # a fresh answer does not hold the job
     jobs_are_fresh: bool = False
+    jobs_asked_at: datetime | None = None
     accounting: JobRecord | None = None
     accounting_is_stale: bool = False
     cause: Cause | None = None
@@ -106,6 +107,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         job=job,
         is_absent=is_absent,
         jobs_are_fresh=isinstance(snapshot.jobs, Fresh),
+        jobs_asked_at=snapshot.jobs.asked_at if isinstance(snapshot.jobs, Fresh) else None,
         accounting=accounting,
         accounting_is_stale=isinstance(snapshot.ended, Stale),
         cause=snapshot.causes.get(run.name),

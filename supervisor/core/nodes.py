@@ -137,7 +137,7 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
         is_blind = report_age_s > health.silent_after_s and node != launch.value.host
         found.append(_judge_node(node, age_s, ports.get(node), health, is_blind=is_blind))
     gone = tuple(s for s in found if s is not None)
-    if gone or not sight.jobs_are_fresh:  # a suspended job is silent too: only squeue tells the two apart
+    if gone or not _is_said_to_run(sight, report_age_s):
         return gone
     return _judge_frozen(attempt, launch.value, report_age_s, ports, health)
 
@@ -164,6 +164,13 @@ def _judge_without_launcher(sight: Sight, ports: Mapping[str, PortProbe]) -> tup
 
 
 _PORT_FAILURES = 2
+
+
+def _is_said_to_run(sight: Sight, report_age_s: float) -> bool:
+    """Slurm has said since the launcher fell silent that the job runs: one that has ended is silent too."""
+    if sight.job is None or not sight.job.is_live or sight.jobs_asked_at is None:
+        return False
+    return report_age_s <= 0 or (sight.now - sight.jobs_asked_at).total_seconds() < report_age_s
 
 
 def _judge_frozen(
@@ -243,11 +250,11 @@ def judge_drift(memory: NodeMemory, record: NodeRecord, asked_at: datetime) -> N
     spent and the next sweep decides.
     """
     if memory.drained_at is None:
-        is_new = memory.verdict is Verdict.BROKEN and record.is_drain_set
+        is_new = memory.verdict is Verdict.BROKEN and record.is_withdrawn
         return replace(memory, drain_reason=record.reason, drained_at=asked_at) if is_new else None
     if asked_at <= memory.drained_at:
         return None
-    if not record.is_drain_set:
+    if not record.is_withdrawn:
         return NodeMemory(node=memory.node, since_at=asked_at, checked_at=memory.checked_at)
     if record.reason != memory.drain_reason:
         return replace(memory, is_drained_by_us=False, drain_reason=record.reason, drained_at=asked_at)

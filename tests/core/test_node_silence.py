@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm.types import JobFlag, JobState, NodeBase
+from slurm.types import JobFlag, JobRecord, JobState, NodeBase
 from supervisor.core.attempts import Silence
 from supervisor.core.nodes import choose_controls, judge_silence, judge_slurm_failure, silent_ports, suspects
 from supervisor.model import Attempt, AttemptState, PortProbe
@@ -135,6 +135,21 @@ def test_a_suspended_job_is_silent_and_its_nodes_are_not_frozen() -> None:
 def test_no_node_is_called_frozen_while_squeue_does_not_answer() -> None:
     """A suspended job looks the same."""
     assert gone(launch(beats(), unchanged_s=500.0), ports(n1=0, n2=0), jobs=STALE) == []
+
+
+@pytest.mark.parametrize("jobs", [(), (job(state=JobState.TIMEOUT),)], ids=["gone", "ended"])
+def test_the_batch_host_of_a_job_that_has_ended_is_silent_and_not_frozen(jobs: tuple[JobRecord, ...]) -> None:
+    seen = sight(FOUR, *jobs, view=view(launch=launch(beats(), unchanged_s=400.0)))
+    assert judge_silence(seen, ports(n1=0, n2=0)) == ()
+
+
+def test_a_batch_host_is_frozen_only_by_an_answer_of_squeue_from_after_its_silence_began() -> None:
+    """The job may have ended just after the last answer."""
+    report = view(launch=launch(beats(), unchanged_s=25.0))
+    old = sight(FOUR, job(), view=report, asked_at=ago(30))
+    new = sight(FOUR, job(), view=report, asked_at=ago(10))
+    assert names(judge_silence(old, ports(n1=0, n2=0))) == []
+    assert names(judge_silence(new, ports(n1=0, n2=0))) == ["n1"]
 
 
 def test_a_node_that_is_gone_is_noticed_though_squeue_does_not_answer() -> None:
