@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from slurm.client import SlurmClient
@@ -58,6 +59,7 @@ class Observer:
         self._settings = settings
         self._clock = clock
         self._stale_since: dict[str, datetime] = {}
+        self._readable_since: dict[str, datetime] = {}
         self._swept_at: datetime | None = None
         self._swept_attempts: set[tuple[str, int]] = set()
         self._wants_answer = True
@@ -166,9 +168,11 @@ class Observer:
                 view = reader.read(run.name, run.spec.run_dir, number, is_final=True, deadline_s=_READ_DEADLINE_S)
         except RunDirUnreadable as error:
             since = self._stale_since.setdefault(run.name, asked_at)
+            self._readable_since.pop(run.name, None)
             return Stale(why=str(error), since_at=since)
         self._stale_since.pop(run.name, None)
-        return Fresh(value=view, asked_at=asked_at)
+        readable_since = self._readable_since.setdefault(run.name, asked_at)
+        return Fresh(value=_with_ages_since(view, (asked_at - readable_since).total_seconds()), asked_at=asked_at)
 
     # ---- sweeps
 
@@ -198,6 +202,16 @@ class Observer:
         last = (attempts[-1] for attempts in world.attempts.values() if attempts)
         running = (a for a in last if a.state is AttemptState.RUNNING and a.stepped_at is not None and a.nodes)
         return next((a for a in running if (a.run, a.number) not in self._swept_attempts), None)
+
+
+def _with_ages_since(view: RunView, readable_s: float) -> RunView:
+    """Nothing is older than the view itself: who wrote to a file system that hung was held up by it as well."""
+    progress, launch = view.progress, view.launch
+    return replace(
+        view,
+        progress=replace(progress, unchanged_s=min(progress.unchanged_s, readable_s)) if progress else None,
+        launch=replace(launch, unchanged_s=min(launch.unchanged_s, readable_s)) if launch else None,
+    )
 
 
 def _needs_reading(run: Run, last: Attempt | None) -> bool:
