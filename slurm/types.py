@@ -130,6 +130,17 @@ class NodeAvailability(StrEnum):
     UNAVAILABLE = "unavailable"  # maintenance, reboot, power-up, reserved for others, completing, unknown
 
 
+_REASONS_OF_SLURM = (  # for setting a node DOWN, in releases 22.05 to 25.11
+    "Not responding",
+    "Node unexpectedly rebooted",
+    "Node silently failed and came back",
+    "ResumeTimeout reached",
+    "reboot timed out",
+    "Low ",
+    "gres/",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """One node as `scontrol -o show node` reports it."""
@@ -155,6 +166,17 @@ class NodeRecord:
     def is_drain_set(self) -> bool:
         """True when DRAIN or FAIL is set, whoever set it."""
         return bool(self.flags & {"DRAIN", "FAIL"})
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """True when somebody has taken it out of service: drained it, or set it DOWN for a reason of his own."""
+        return self.is_drain_set or self._is_down_by_hand
+
+    @property
+    def _is_down_by_hand(self) -> bool:
+        # Slurm gives the controller's account as the author of its own reasons, so their words have to tell.
+        is_answering_down = self.base is NodeBase.DOWN and "NOT_RESPONDING" not in self.flags
+        return is_answering_down and bool(self.reason) and not self.reason.startswith(_REASONS_OF_SLURM)
 
     @property
     def is_responding(self) -> bool:

@@ -38,7 +38,10 @@ def drain_limit(policy: Policy, cluster_nodes: int) -> int:
 _KEEP_ROWS: tuple[tuple[Callable[[Candidate], bool], str], ...] = (
     (lambda c: c.record is None, "Slurm does not know this node"),
     (lambda c: c.memory.is_drained_by_us, "drained by us already"),
-    (lambda c: c.record is not None and c.record.is_drain_set, "drained by someone else; their reason stands"),
+    (
+        lambda c: c.record is not None and c.record.is_withdrawn,
+        "drained by someone else; their reason stands",
+    ),
     (lambda c: not c.policy.drain.is_enabled, "draining is switched off; the node is only excluded from our jobs"),
     (lambda c: c.policy.is_observe_only, "observe only"),
     (lambda c: c.is_paused, "paused"),

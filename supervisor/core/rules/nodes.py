@@ -75,7 +75,7 @@ def drain(draft: Draft) -> None:
         return
     records = draft.snapshot.nodes.value
     waiting = [
-        m for m in broken if m.node in records and not records[m.node].is_drain_set and not _is_draining(draft, m.node)
+        m for m in broken if m.node in records and not records[m.node].is_withdrawn and not _is_draining(draft, m.node)
     ]
     done = draft.settled_intents(IntentKind.DRAIN, within_s=draft.policy.drain.window_s)
     used = sum(i.state is IntentState.DONE for i in done) + len(draft.open_intents(IntentKind.DRAIN))
