@@ -68,6 +68,7 @@ class SimCluster:
     dead: set[str] = field(default_factory=set)  # without power
     cut: set[str] = field(default_factory=set)  # without network, but running
     full: set[str] = field(default_factory=set)  # without space on the scratch disk
+    guilty: set[str] = field(default_factory=set)  # nodes that have given a reason to be drained
     processes: list[Process] = field(default_factory=list)
     has_finished: bool = False
     on_resume: Callable[[AttemptSpec], None] = lambda _spec: None
@@ -102,6 +103,7 @@ class SimCluster:
         if not self.is_dark(node):
             self.slurm.power_cut(node)
         self.dead.add(node)
+        self.guilty.add(node)
         self.cut.discard(node)
         for process in self.processes:
             process.is_dead |= process.host == node
@@ -110,6 +112,7 @@ class SimCluster:
         if not self.is_dark(node):
             self.slurm.power_cut(node)  # all that Slurm sees of it
             self.cut.add(node)
+            self.guilty.add(node)
 
     def revive(self, node: str) -> None:
         if self.is_dark(node):

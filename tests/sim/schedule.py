@@ -80,7 +80,8 @@ def draw_schedule(seed: int) -> Schedule:
     random = Random(seed)
     count = random.randint(2, 7)
     kinds = random.choices(list(_KINDS), weights=list(_KINDS.values()), k=count)
-    moments = sorted(random.uniform(0, SPAN_S * 0.7) for _ in kinds)
+    final_step = random.choice([12, 25, 40])
+    moments = sorted(random.uniform(0, final_step * 75.0) for _ in kinds)  # while the training lasts
     if random.random() < 0.3:  # one on top of the other
         moments = sorted(random.uniform(m, m + 40) for m in moments[:1] * count)
     faults = tuple(
@@ -96,6 +97,6 @@ def draw_schedule(seed: int) -> Schedule:
         has_accounting=random.random() < 0.5,
         spares=random.choice([0, 0, 1]),
         max_nodes=random.choice([2, 3, 4]),
-        final_step=random.choice([12, 25, 40]),
+        final_step=final_step,
         min_job_age_s=random.choice([30, 300]),
     )

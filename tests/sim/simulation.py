@@ -87,6 +87,9 @@ class Simulation:
         self._store = self._open()
         self._store.add_run(Run(spec=spec_for(schedule)), self.clock.now())
         self._truth = Store.open_readonly(self.settings.ledger.path)  # outlives every daemon
+        self._version = -1
+        self._run: Run | None = None
+        self._attempts: tuple[Attempt, ...] = ()
         self._daemon = self._build()
 
     @property
@@ -229,6 +232,7 @@ class Simulation:
             self._ends.append((self.now_s + min(fault.lasts_s, 300.0), "disk_hangs", ""))
         elif kind == "scratch_full":
             cluster.full.add(node)
+            cluster.guilty.add(node)
         elif kind == "flip_newest":
             cluster.flip_newest()
         elif kind == "drained_by_alice":
@@ -265,7 +269,9 @@ class Simulation:
         elif kind in states:
             cluster.end_without_a_word(process, states[kind], 1 if kind == "crash_without_a_word" else 0)
         else:
-            cluster.end(process, codes[kind], node=process.host if kind == "checks_fail" else None)
+            blamed = process.host if kind == "checks_fail" else None
+            cluster.guilty |= {blamed} if blamed else set()
+            cluster.end(process, codes[kind], node=blamed)
 
     def _lift(self, kind: str, node: str) -> None:
         self._busy_until_s = self.now_s + 45.0
@@ -296,12 +302,20 @@ class Simulation:
     # ---- what must be true
 
     def run_now(self) -> Run:
-        run = self._truth.load_run(RUN)
-        assert run is not None
-        return run
+        self._look()
+        assert self._run is not None
+        return self._run
 
     def attempts(self) -> tuple[Attempt, ...]:
-        return self._truth.load_attempts(RUN)
+        self._look()
+        return self._attempts
+
+    def _look(self) -> None:
+        """Read the ledger again if somebody has written to it."""
+        version = self._truth._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._version = version
+            self._run, self._attempts = self._truth.load_run(RUN), self._truth.load_attempts(RUN)
 
     def checkpoints(self) -> dict[str, Checkpoint]:
         return {c.path: c for c in self._truth.load_checkpoints(RUN)}
@@ -329,6 +343,8 @@ class Simulation:
             if node.is_drain_set and theirs is None and node.name not in self._was_drained:
                 self._was_drained.add(node.name)
                 self._drained_at.setdefault(node.name, []).append(now)
+                if node.name not in self.cluster.guilty:
+                    raise Broken(f"{node.name} is drained and has done nothing: {node.reason}")
         window = now - timedelta(seconds=self.settings.drain.window_s)
         lately = sum(at > window for moments in self._drained_at.values() for at in moments)
         if lately > drain_limit(self.settings.policy, NODES):
