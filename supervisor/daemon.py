@@ -34,6 +34,7 @@ from supervisor.observe import Observer
 from supervisor.owners import Owners
 from supervisor.parts import RunOwners
 from supervisor.requests import Rights, handle
+from supervisor.slurmwatch import NOT_ASKED
 from supervisor.store import LedgerDamaged, Store
 from supervisor.sweep import Sweeper
 
@@ -152,7 +153,10 @@ class Daemon:
 
     def _report(self, cycle: Cycle, world: World) -> None:
         """One line per cycle that changed something; silence of a source and waiting are said when they change."""
-        sources = {"squeue": cycle.snapshot.jobs, "scontrol": cycle.snapshot.nodes, "sacct": cycle.snapshot.ended}
+        ended = cycle.snapshot.ended
+        is_unasked = isinstance(ended, Stale) and ended.why == NOT_ASKED
+        sources = {"squeue": cycle.snapshot.jobs, "scontrol": cycle.snapshot.nodes}
+        sources |= {} if is_unasked or ended is None else {"sacct": ended}
         for name, source in sources.items():
             self._say(name, f"no answer: {source.why}" if isinstance(source, Stale) else "answers")
         for name, view in cycle.snapshot.runs.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from slurm.client import SlurmClient
-from slurm.errors import SlurmError, SlurmRefused
+from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from slurm.submission import render_batch_script
 from slurm.types import JobRecord, NodeRecord, SubmitRequest
 from supervisor.clock import Clock
@@ -53,6 +53,7 @@ _ORDER = {
     IntentKind.NOTIFY: 5,
 }
 _NEEDS_SLURM = frozenset({IntentKind.CANCEL, IntentKind.SUBMIT, IntentKind.DRAIN})
+_WAITS_IN_PAUSE = frozenset({IntentKind.SUBMIT, IntentKind.DRAIN, IntentKind.PRUNE})  # meant before the pause
 _RETRY_MAX_S = 60.0
 _NOTIFY_TIMEOUT_S = 10.0
 
@@ -64,6 +65,7 @@ class Outcome:
     state: IntentState
     text: str
     facts: tuple[Fact, ...] = ()
+    is_silence: bool = False  # Slurm did not answer in time: what else needs it waits for the next cycle
 
 
 class Executor:
@@ -97,8 +99,12 @@ class Executor:
         for intent in sorted(intents, key=lambda i: (_ORDER[i.kind], i.id or 0)):
             if not self._is_due(intent) or (intent.kind in _NEEDS_SLURM and not is_slurm_answering):
                 continue
+            if intent.tries == 0 and intent.kind in _WAITS_IN_PAUSE and _is_paused(intent, world):
+                continue
             outcome = self._do(intent, world)
             self._on_step()
+            if outcome is not None and outcome.is_silence:
+                is_slurm_answering = False
             if outcome is None or (outcome.state is IntentState.OPEN and outcome.text == intent.outcome):
                 continue
             done += 1
@@ -131,7 +137,8 @@ class Executor:
         try:
             match intent.kind:
                 case IntentKind.SUBMIT:
-                    return self._submit(intent, run, _find_attempt(world, intent))
+                    attempt = _find_attempt(world, intent)
+                    return self._submit(intent, run, attempt, is_paused=_is_paused(intent, world))
                 case IntentKind.CANCEL:
                     return self._cancel(intent)
                 case IntentKind.DRAIN:
@@ -143,16 +150,17 @@ class Executor:
                 case IntentKind.NOTIFY:
                     return self._notify(intent)
         except SlurmRefused as error:
-            return self._refused(intent, world, error)
+            return self._refused(intent, error)
         except (SlurmError, RunDirUnreadable) as error:
-            return Outcome(state=IntentState.OPEN, text=f"no answer: {_first_line(error)}")
+            is_silence = isinstance(error, SlurmUnavailable)
+            return Outcome(state=IntentState.OPEN, text=f"no answer: {_first_line(error)}", is_silence=is_silence)
 
     def _mark(self, intent: Intent) -> Intent:
         return self._store.mark_tried(intent, self._clock.now())
 
     # ---------------------------------------------------------------- submit
 
-    def _submit(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> Outcome | None:
+    def _submit(self, intent: Intent, run: Run | None, attempt: Attempt | None, *, is_paused: bool) -> Outcome | None:
         if run is None or attempt is None or attempt.state is not AttemptState.PLANNED:
             return Outcome(state=IntentState.WITHDRAWN, text="the attempt is not planned any more")
         if intent.tries > 0:
@@ -167,9 +175,14 @@ class Executor:
                     return None  # Slurm may still be taking it in
             if run.state is not RunState.ACTIVE:
                 return self._refuse_attempt(attempt, AttemptEnd.STOPPED, "stopped before it was submitted")
+            if is_paused:
+                return None
         request = self._prepare(run, attempt)
         self._mark(intent)
-        submitted = self._client.submit(request)
+        try:
+            submitted = self._client.submit(request)
+        except SlurmRefused as error:
+            return self._refuse_attempt(attempt, AttemptEnd.REFUSED, _first_line(error))
         after = self._submitted(attempt, submitted.job_id)
         text = f"job {submitted.job_id}" + (f"; sbatch says: {submitted.warnings}" if submitted.warnings else "")
         return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason="submitted"),))
@@ -246,7 +259,7 @@ class Executor:
         before = self._read_node(intent.node)
         if before is None:
             return Outcome(state=IntentState.REFUSED, text="Slurm does not know this node")
-        if before.is_drain_set and before.reason != intent.text:
+        if before.is_withdrawn and before.reason != intent.text:
             return Outcome(state=IntentState.REFUSED, text=f"drained by {before.reason_user}: {before.reason}")
         if not before.is_drain_set:
             self._mark(intent)
@@ -269,12 +282,10 @@ class Executor:
     def _read_node(self, name: str) -> NodeRecord | None:
         return next((n for n in self._client.fetch_nodes().nodes if n.name == name), None)
 
-    def _refused(self, intent: Intent, world: World, error: SlurmRefused) -> Outcome:
+    def _refused(self, intent: Intent, error: SlurmRefused) -> Outcome:
         text = _first_line(error)
-        if intent.kind is IntentKind.SUBMIT:
-            attempt = _find_attempt(world, intent)
-            if attempt is not None:
-                return self._refuse_attempt(attempt, AttemptEnd.REFUSED, text)
+        if intent.kind is IntentKind.SUBMIT:  # not the submission, but the look-up: the job may exist
+            return Outcome(state=IntentState.OPEN, text=f"the look-up was refused: {text}")
         facts: tuple[Fact, ...] = ()
         if intent.kind is IntentKind.DRAIN:
             event = NodeEvent(node=intent.node, at=self._clock.now(), event="drain.refused", detail=text)
@@ -383,6 +394,10 @@ def _own_name() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def _is_paused(intent: Intent, world: World) -> bool:
+    return world.is_paused or any(r.is_paused for r in world.runs if r.name == intent.run)
 
 
 def _find_attempt(world: World, intent: Intent) -> Attempt | None:

@@ -14,6 +14,7 @@ from slurm.types import ClusterFacts, JobRecord, NodeRecord
 from supervisor.clock import Clock
 from supervisor.model import Fresh, Stale
 
+NOT_ASKED = "accounting has not been asked yet"  # there was no need
 _ENDED_WINDOW = timedelta(days=2)
 _MIN_GAP_S = 0.25  # between two rounds of questions, however often they are asked for
 
@@ -113,7 +114,7 @@ class SlurmWatch:
             ended = self._fetch_ended(since, before.ended)
             commands += 1
         elif ended is None:  # None would mean that there is no accounting: a job could vanish unasked
-            why = "not known whether there is accounting" if facts is None else "accounting has not been asked yet"
+            why = "not known whether there is accounting" if facts is None else NOT_ASKED
             ended = Stale(why=why, since_at=self._clock.now())
         with self._lock:
             self._facts = facts
