@@ -74,7 +74,7 @@ def test_a_daemon_killed_at_each_step_of_draining_drains_the_node_once_and_goes_
     assert list(stage.drained()) == [node]
 
 
-PRUNE = ("commit.prune:before", "commit.prune:after", "mark.prune:before", "mark.prune:after", "settle.prune:before")
+PRUNE = ("commit.prune:before", "commit.prune:after", "mark.prune:after", "settle.prune:before")
 NOTIFY = ("commit.notify:after", "mark.notify:after", "settle.notify:before", "settle.notify:after")
 
 
