@@ -34,6 +34,7 @@ RUN = "gpt"
 CALM_S = 6 * 3600.0  # after the last fault the run gets this long to come to its end
 QUIET_S = 97.0  # between two looks while nothing happens: the loop may be slower than it wants, never wrong
 BUSY_S = 2.5
+_NO_WORK = frozenset({CheckpointState.FENCED, CheckpointState.PRUNED})
 
 
 def settings_for(folder: Path) -> Settings:
@@ -88,6 +89,7 @@ class Simulation:
         self._store.add_run(Run(spec=spec_for(schedule)), self.clock.now())
         self._truth = Store.open_readonly(self.settings.ledger.path)  # outlives every daemon
         self._version = -1
+        self._fenced_at = -1
         self._run: Run | None = None
         self._attempts: tuple[Attempt, ...] = ()
         self._daemon = self._build()
@@ -329,6 +331,7 @@ class Simulation:
         if sum(not a.is_over for a in self.attempts()) > 1:
             raise Broken("two live attempts in the ledger")
         self._check_drains()
+        self._check_fences()
         run = self.run_now()
         if run.state in (RunState.HELD, RunState.STOPPED) and not run.reason:
             raise Broken(f"the run is {run.state} without a reason")
@@ -350,11 +353,23 @@ class Simulation:
         if lately > drain_limit(self.settings.policy, NODES):
             raise Broken(f"{lately} nodes drained within the window")
 
+    def _check_fences(self) -> None:
+        """What an attempt publishes once it is over never counts."""
+        if self._fenced_at == self._version:
+            return
+        self._fenced_at = self._version
+        over_at = {a.number: a.over_at for a in self.attempts()}
+        for path, known in self.checkpoints().items():
+            truth, ended_at = self.cluster.disk.at(path), over_at[known.attempt]
+            is_late = truth is not None and ended_at is not None and truth.published_at > ended_at
+            if is_late and known.state in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
+                raise Broken(f"{path} counts, and was published after attempt {known.attempt} was over")
+
     def _check_resume(self, spec: AttemptSpec) -> None:
         """Called when a job starts: from what, and was that to be believed when it was decided?"""
         if not spec.resume_from:
-            if any(c.state is CheckpointState.VERIFIED for c in self.checkpoints().values()):
-                raise Broken(f"attempt {spec.attempt} starts at 0 beside verified checkpoints")
+            if any(c.state not in _NO_WORK for c in self.checkpoints().values()):
+                raise Broken(f"attempt {spec.attempt} starts at 0 though there is work that it throws away")
             return
         known = self.checkpoints().get(spec.resume_from)
         truth = self.cluster.disk.at(spec.resume_from)
