@@ -141,7 +141,8 @@ class Daemon:
     def _tell(self, plan: Plan) -> None:
         for fact in plan.facts:
             record = fact.record
-            self._log.info(
+            say = self._log.debug if fact.reason == "sweep" else self._log.info  # a change of verdict is an event too
+            say(
                 f"{type(record).__name__.lower()}.learnt",
                 run=getattr(record, "run", None) or getattr(record, "name", None),
                 attempt=getattr(record, "attempt", None) or getattr(record, "number", None),

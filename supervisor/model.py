@@ -438,6 +438,7 @@ class RunView:
     attempt: int
     progress: Seen[Progress] | None = None
     launch: Seen[LaunchReport] | None = None
+    log: Seen[int] | None = None  # size of the job's log, bytes: the sign of life of a script that reports no progress
     exit: ExitRecord | None = None
     outcome: Outcome | None = None
     node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended

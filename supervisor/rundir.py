@@ -48,6 +48,7 @@ class RunDirReader:
         self._clock = clock
         self._progress: dict[str, _Ages[Progress]] = {}
         self._launch: dict[str, _Ages[LaunchReport]] = {}
+        self._log: dict[str, _Ages[int]] = {}
         self._decoder = msgspec.json.Decoder(Findings)
 
     def read(self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float) -> RunView:
@@ -82,6 +83,7 @@ class RunDirReader:
         """Drop what is remembered of a run that is over."""
         self._progress.pop(run, None)
         self._launch.pop(run, None)
+        self._log.pop(run, None)
 
     def close(self) -> None:
         """End the children; one that hangs in the kernel is left behind and ends when the kernel lets it."""
@@ -91,6 +93,9 @@ class RunDirReader:
         now = self._clock()
         progress = _of_attempt(self._progress, run, attempt)
         launch = _of_attempt(self._launch, run, attempt)
+        log = _of_attempt(self._log, run, attempt)
+        size = findings.log_bytes
+        log.note(Content(digest=str(size), is_there=size is not None), size, now, "job.log")
         lost = (
             progress.note(findings.progress_content, findings.progress, now, f"progress/a{attempt}.json"),
             launch.note(findings.launch_content, findings.launch, now, f"attempts/{attempt}/launch.json"),
@@ -99,6 +104,7 @@ class RunDirReader:
             attempt=attempt,
             progress=progress.seen(now),
             launch=launch.seen(now),
+            log=log.seen(now),
             exit=findings.exit,
             outcome=findings.outcome,
             node_reports=findings.node_reports,

@@ -84,6 +84,7 @@ class Findings:
     progress_content: Content
     launch: LaunchReport | None = None
     launch_content: Content
+    log_bytes: int | None = None  # size of the job's log
     exit: ExitRecord | None = None
     outcome: Outcome | None = None
     node_reports: tuple[NodeReport, ...] = ()
@@ -123,6 +124,7 @@ def read_run(question: Question, cache: CheckpointCache) -> Findings:
         progress_content=progress_content,
         launch=launch,
         launch_content=launch_content,
+        log_bytes=_read_size(paths.attempt_dir(attempt) / "job.log"),
         exit=exit_record,
         checkpoints=views,
         unknown_checkpoints=unknown,
@@ -130,6 +132,15 @@ def read_run(question: Question, cache: CheckpointCache) -> Findings:
     if question.is_final:
         findings = _add_last_words(findings, paths, attempt, notes)
     return replace(findings, unreadable=tuple(notes.lines))
+
+
+def _read_size(path: Path) -> int | None:
+    """Bytes in a file; None when there is none to be seen."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _add_last_words(findings: Findings, paths: RunPaths, attempt: int, notes: Notes) -> Findings:

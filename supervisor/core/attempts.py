@@ -146,6 +146,8 @@ def fold_attempt(sight: Sight) -> Attempt:
         attempt = replace(attempt, nodes=tuple(sorted(view.launch.value.nodes)))
     if sight.is_suspended:
         return _fold_suspension(attempt, sight.now)
+    if view is not None and view.progress is None and attempt.stepped_at is None:
+        attempt = _fold_unreported(attempt, view, sight.now)
     if view is not None and view.progress is not None:
         attempt = _fold_progress(attempt, view.progress, sight.now)
     return attempt
@@ -167,6 +169,18 @@ def _since_suspension_s(attempt: Attempt, now: datetime) -> float:
     if attempt.phase != SUSPENDED or attempt.progress_at is None:
         return math.inf
     return (now - attempt.progress_at).total_seconds()
+
+
+UNREPORTED = "unreported"  # phase of a script that writes no progress file
+_UNREPORTED_AFTER_S = 30.0
+
+
+def _fold_unreported(attempt: Attempt, view: RunView, now: datetime) -> Attempt:
+    """Workers run and nobody has told of progress for a while: the script does not; it counts as under way."""
+    is_running = view.launch is not None and view.launch.value.phase == "running"
+    if not is_running or attempt.started_at is None or (now - attempt.started_at).total_seconds() < _UNREPORTED_AFTER_S:
+        return attempt
+    return replace(attempt, stepped_at=now, phase=UNREPORTED, progress_at=now)
 
 
 def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], now: datetime) -> Attempt:
@@ -491,12 +505,7 @@ def judge_stall(sight: Sight) -> str | None:
         return None
     since_suspension_s = _since_suspension_s(attempt, sight.now)
     if view.progress is None or view.progress.value.attempt != attempt.number:
-        limit = choose_limit("start", None, sight.run.spec.progress)
-        waited = (sight.now - attempt.started_at).total_seconds() if attempt.started_at else 0.0
-        waited = min(waited, since_suspension_s)
-        if limit is None or waited <= limit:
-            return None
-        return f"no progress file {waited:.0f} s after the start (limit {limit:.0f} s)"
+        return _judge_silent_log(sight, since_suspension_s)
     progress = view.progress.value
     limit = choose_limit(progress.phase, progress.limit_s, sight.run.spec.progress)
     silent_s = min(view.progress.unchanged_s, since_suspension_s)
@@ -504,6 +513,21 @@ def judge_stall(sight: Sight) -> str | None:
         return None
     return (
         f"no progress for {silent_s:.0f} s in phase {progress.phase} after step {progress.step} (limit {limit:.0f} s)"
+    )
+
+
+def _judge_silent_log(sight: Sight, since_suspension_s: float) -> str | None:
+    """A script that reports no progress is judged by its log, with the limit of the start: it may print seldom."""
+    limit = choose_limit("start", None, sight.run.spec.progress)
+    log = sight.view.log if sight.view is not None else None
+    started_at = sight.attempt.started_at
+    waited_s = log.unchanged_s if log is not None else (sight.now - started_at).total_seconds() if started_at else 0.0
+    waited_s = min(waited_s, since_suspension_s)
+    if limit is None or waited_s <= limit:
+        return None
+    return (
+        f"no progress file, and nothing new in the log for {waited_s:.0f} s "
+        f"(limit progress.start_max_s = {limit:.0f} s; 0 turns it off)"
     )
 
 

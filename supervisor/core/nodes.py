@@ -9,6 +9,7 @@ from datetime import datetime
 from slurm.types import JobFlag, NodeAvailability, NodeBase, NodeRecord
 from supervisor.core.attempts import Sight, Silence
 from supervisor.model import (
+    EPOCH,
     Attempt,
     AttemptState,
     DrainPolicy,
@@ -35,12 +36,12 @@ def fold_checks(before: NodeMemory, checks: NodeChecks, policy: DrainPolicy, *, 
         return before
     failing = tuple(sorted(r.check for r in checks.results if r.ok is False))
     if not failing:
-        if before.verdict is Verdict.HEALTHY and not before.failing and before.failed_sweeps == 0:
-            return before
         healed = replace(before, failing=(), failed_sweeps=0, checked_at=checks.at)
         if before.is_drained_by_us:
             return healed  # a person returns it to service
-        return replace(healed, verdict=Verdict.HEALTHY, reason="", since_at=checks.at)
+        was_healthy = before.verdict is Verdict.HEALTHY and before.since_at > EPOCH
+        since_at = before.since_at if was_healthy else checks.at
+        return replace(healed, verdict=Verdict.HEALTHY, reason="", since_at=since_at)
     failed = before.failed_sweeps + 1
     is_broken = before.verdict is Verdict.BROKEN or (failed >= policy.sweeps_to_drain and not is_mass)
     verdict = Verdict.BROKEN if is_broken else Verdict.SUSPECT

@@ -61,8 +61,10 @@ def test_a_check_that_could_not_tell_is_no_failure() -> None:
     assert after(unknown).verdict is Verdict.HEALTHY
 
 
-def test_a_healthy_node_that_passes_is_not_written_again() -> None:
-    assert after(passed_check("n1")) is NEW
+def test_a_healthy_node_that_passes_again_keeps_since_when_and_shows_when_it_was_looked_at() -> None:
+    first = after(passed_check("n1", at=ago(300)))
+    again = after(passed_check("n1"), before=first)
+    assert (again.since_at, again.checked_at) == (first.since_at, NOW)
 
 
 def test_while_many_nodes_fail_at_once_nobody_breaks() -> None:

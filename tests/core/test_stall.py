@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slurm.types import JobFlag, JobState
-from supervisor.core.attempts import SUSPENDED, choose_limit, judge_end, judge_stall
-from supervisor.model import AttemptEnd, AttemptState, ProgressSpec, Run
+from supervisor.core.attempts import SUSPENDED, UNREPORTED, choose_limit, fold_attempt, judge_end, judge_stall
+from supervisor.model import AttemptEnd, AttemptState, ProgressSpec, Run, Seen
 from tests.core.builders import STALE, ago, attempt, job, launch, progress, run, sight, spec, view
 from trainer.contract import PHASES
 
@@ -148,3 +148,38 @@ def test_a_suspension_is_remembered_until_the_training_goes_on() -> None:
 def test_a_suspension_is_stored_every_few_seconds_only() -> None:
     just_stored = attempt(phase=SUSPENDED, progress_at=ago(2))
     assert sight(just_stored, job(state=JobState.SUSPENDED), view=view()).attempt == just_stored
+
+
+# ---------------------------------------------------------------- scripts that report no progress
+
+
+def silent_log(unchanged_s: float, **parts: Any) -> str | None:
+    log = Seen(value=4096, unchanged_s=unchanged_s)
+    old = attempt(started_at=ago(100_000))
+    return judge_stall(sight(old, job(), view=view(log=log, launch=launch({"n1": 0.2}), **parts)))
+
+
+def test_a_script_without_a_progress_file_is_alive_while_its_log_grows() -> None:
+    assert silent_log(600) is None
+
+
+def test_a_script_without_a_progress_file_has_stalled_when_its_log_is_silent_for_too_long() -> None:
+    said = silent_log(LIMITS.start_max_s + 1)
+    assert said is not None
+    assert "progress.start_max_s" in said
+
+
+def phase_after(started_s: float, phase: str) -> tuple[str, bool]:
+    report = replace(launch({"n1": 0.2}).value, phase=phase)
+    seen = view(launch=Seen(value=report, unchanged_s=0.3))
+    after = fold_attempt(sight(attempt(started_at=ago(started_s), stepped_at=None), job(), view=seen))
+    return after.phase, after.stepped_at is not None
+
+
+def test_workers_that_run_and_report_nothing_count_as_under_way_after_a_while() -> None:
+    assert phase_after(31, "running") == (UNREPORTED, True)
+
+
+@pytest.mark.parametrize(("started_s", "phase"), [(10, "running"), (300, "checking")])
+def test_a_start_without_a_report_is_not_under_way_yet(started_s: float, phase: str) -> None:
+    assert phase_after(started_s, phase)[1] is False

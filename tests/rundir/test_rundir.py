@@ -108,6 +108,19 @@ def test_progress_that_is_gone_is_unknown_not_zero(timed: RunDirReader, clock: F
     assert view.unreadable == ("progress/a1.json: gone",)
 
 
+def test_a_log_is_seen_to_grow_and_to_be_silent(timed: RunDirReader, clock: FakeClock, paths: RunPaths) -> None:
+    log = paths.attempt_dir(1) / "job.log"
+    log.write_text("step 1\n")
+    read(timed, paths)
+    clock.now += 40
+    silent = read(timed, paths).log
+    log.write_text("step 1\nstep 2\n")
+    grown = read(timed, paths).log
+    assert silent is not None
+    assert grown is not None
+    assert (silent.unchanged_s, grown.unchanged_s) == (40, 0)
+
+
 def test_missing_files_are_none_and_nothing_is_unreadable(reader: RunDirReader, paths: RunPaths) -> None:
     assert read(reader, paths, is_final=True) == RunView(attempt=1)
 
