@@ -27,8 +27,11 @@ _NOT_ACCEPTED: Final = _any_of(
     "Protocol authentication error",
     "Invalid authentication credential",
     "Munge decode failed",
+    "Failed to connect to authentication agent",
     "Slurm job queue full",
     "temporarily unable to accept job",
+    "Unable to create job record, try again",
+    "System submissions disabled",
     "Rate limit exceeded",
 )
 
@@ -40,10 +43,25 @@ _ANSWER_LOST: Final = _any_of(
     "Message receive failure",
     "Message send failure",
     "Unexpected message received",
+    "Insane message length",
+    "Incompatible versions of client and server code",
+    "Protocol version has changed",
+    "I/O stream version number error",
+    "Communication shutdown failure",
+    "Received zero length message",
+    "Received message length < 0",
+    "Failed to send entire message",
+    "Unexpected missing socket error",
+    "Slurm internal error",
+    "Resource temporarily unavailable",
+    "No route to host",
+    "Network is unreachable",
+    "Cannot allocate memory",
+    "Too many open files",
+    "Address already in use",
     "Connection reset by peer",
     "Connection refused",
     "Connection timed out",
-    "Resource temporarily unavailable",
     "Interrupted system call",
     "Transport endpoint is not connected",
     "Broken pipe",
@@ -64,6 +82,17 @@ _NO_ACCOUNTING: Final = _any_of("Slurm accounting storage is disabled")
 _JOB_IS_GONE: Final = _any_of("Invalid job id specified", "already completing or completed")
 
 _NO_RIGHTS: Final = _any_of("Invalid user id", "Access/permission denied", "Permission denied")
+
+# How Slurm's error table words a "no" to a job: it was read, and found wrong or not allowed.
+_JOB_REFUSED: Final = re.compile(
+    r"invalid|\bspecif|violat|permi(?:tted|ssion)|denied|disabled|unsupported|not supported|not available|unavailable"
+    r"|exceed|breached|limit|more than|more processors|too (?:long|large|many)|larger than|not in this partition"
+    r"|in use|are busy|down state|dependency|reservation|immediate|fragmented|insufficient|memory required"
+    r"|requires? |only batch jobs|not found on host|unable to open|is missing|must |cannot request"
+    r"|i/o error writing script|unable to change directory|duplicate|circular|not permit",
+    re.IGNORECASE,
+)
+_TOOL_SAYS: Final = re.compile(r"^sbatch: (?:error: |fatal: )?", re.MULTILINE)
 
 _SUBMISSION_FAILED: Final = re.compile(r"Batch job submission failed:?\s*(.*)", re.DOTALL)
 
@@ -114,10 +143,37 @@ def submit_failure(argv: Argv, done: Completed) -> SlurmError | None:
     words = said[1] if said else done.stderr
     if _NOT_ACCEPTED.search(words):
         return _error(SlurmUnavailable, argv, done, "did not get the job accepted")
-    # Without its own sentence sbatch ended before it asked; unless it printed something, as a wrapper might have.
-    if _ANSWER_LOST.search(words) or (said is None and done.stdout.strip()):
+    if _ANSWER_LOST.search(words) or not _is_understood(done, said):
         return _error(SubmitUnconfirmed, argv, done, "lost the answer")
-    return _error(SlurmRefused, argv, done, "was refused")
+    return SlurmRefused(
+        _read_refusal(done, said) or f"{argv[0]} ended with {done.returncode} and said nothing",
+        argv=argv,
+        returncode=done.returncode,
+        stdout=done.stdout,
+        stderr=done.stderr,
+    )
+
+
+def _is_understood(done: Completed, said: re.Match[str] | None) -> bool:
+    """Whether a failure is Slurm's "no" to this job.
+
+    A text that nobody knows is not: a job that is looked up and sent again costs little, a run that is held for a
+    fault of the network waits for a person. A submit filter says what it likes, in lines of its own.
+    """
+    if said is None:  # without its own sentence sbatch ended before it asked; a wrapper might have printed something
+        return not done.stdout.strip()
+    if _JOB_REFUSED.search(said[1]):
+        return True
+    before = done.stderr[: said.start()].removesuffix("sbatch: error: ").strip()
+    return bool(before) and not _ANSWER_LOST.search(before) and not _NOT_ACCEPTED.search(before)
+
+
+def _read_refusal(done: Completed, said: re.Match[str] | None) -> str:
+    """Slurm's reason, without the tool's own words around it; a submit filter's lines go before it."""
+    before = done.stderr[: said.start()] if said else done.stderr
+    lines = [" ".join(line.split()) for line in _TOOL_SAYS.sub("", before).splitlines()]
+    reason = " ".join(said[1].split()) if said else ""
+    return "; ".join(line for line in (*lines, reason) if line)[:300]
 
 
 def is_no_accounting(error: SlurmError) -> bool:
