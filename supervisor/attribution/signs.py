@@ -106,12 +106,17 @@ _SHAPES: tuple[_Shape, ...] = (
     # could not start
     _shape(r"^(?:SyntaxError|IndentationError): ", "configuration", Weight.START, is_curable=False),
     _shape(r"(?:^|: )(?:command not found|\S+: command not found)$", "configuration", Weight.START, is_curable=False),
+    _shape(r"Error while finding module specification for ", "configuration", Weight.START, is_curable=False),
+    _shape(r"exec: .*: cannot execute", "configuration", Weight.START, is_curable=False),
     _shape(r"can't open file '[^']*': \[Errno 2\]", "configuration", Weight.START, is_curable=False),
     _shape(r"execve\(\): .*: (?:No such file|Permission denied)", "configuration", Weight.START, is_curable=False),
 )
 
 # Exceptions that mean that the program as written can't run here, whichever node it is.
 _CONFIGURATION = re.compile(r"^(?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError)\b")
+# What is missing on a first try, with its cure.
+_NO_TORCH = re.compile(r"^ModuleNotFoundError: No module named '(?:torch|torch\.[\w.]+)'")
+_TORCH_CURE = "give that Python torch (pip install '.[train]'), or begin command with the path of one that has it"
 # What torchrun and its peers raise about somebody else's failure.
 _SECOND_HAND = re.compile(
     r"(?:ChildFailedError|SignalException|KeyboardInterrupt|Rendezvous\w+Error|DistNetworkError)\b"
@@ -247,6 +252,7 @@ def _read_exception(line: str, place: str, node: str | None, rank: int | None, p
     if _SECOND_HAND.search(line.partition(":")[0]):
         return None
     text = f"{line} ({place})" if place else line
+    text += f"; {_TORCH_CURE}" if _NO_TORCH.match(line) else ""
     is_configuration = bool(_CONFIGURATION.match(line))
     return Sign(
         kind="configuration" if is_configuration else "python_traceback",

@@ -352,6 +352,12 @@ def test_what_can_t_even_start_is_not_cured_by_a_restart(text: str) -> None:
     assert (cause.kind, cause.is_curable) == ("configuration", False)
 
 
+def test_where_torch_is_missing_the_sentence_names_the_cure() -> None:
+    text = 'Traceback (most recent call last):\n  File "/w/t.py", line 1, in f\nModuleNotFoundError: No module named {}'
+    assert "pip install" in attribute_logs({"n1": text.format("'torch'")}).sentence
+    assert "pip install" not in attribute_logs({"n1": text.format("'torchlike'")}).sentence
+
+
 def test_without_any_sign_the_cause_is_unknown_and_says_what_was_recorded() -> None:
     assert attribute_logs({"n1": "all is well\n"}) == Cause(kind="unknown", sentence="it failed")
     assert attribute(RunView(attempt=1), None).kind == "unknown"
