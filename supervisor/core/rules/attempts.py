@@ -116,7 +116,7 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
                 is_planned=ended.end in PLANNED_ENDS,
                 detected_at=draft.now,
                 last_step=over.last_step,
-                evidence=ended.evidence,
+                evidence=_with_log(sight, ended),
             ),
             ended.detail,
         )
@@ -129,6 +129,12 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
 _NO_INTERRUPTION = frozenset(
     {AttemptEnd.RESIZED, AttemptEnd.FINISHED, AttemptEnd.STOPPED, AttemptEnd.REFUSED, AttemptEnd.LOST}
 )
+
+
+def _with_log(sight: attempt_rules.Sight, ended: attempt_rules.Ended) -> tuple[str, ...]:
+    """The evidence, without what the cause says already, and where to read on."""
+    log = sight.run.spec.paths.attempt_dir(sight.attempt.number) / "job.log"
+    return (*(line for line in ended.evidence if line != ended.detail), f"log: {log}")
 
 
 def _count_load_failure(draft: Draft, sight: attempt_rules.Sight) -> None:
