@@ -135,9 +135,8 @@ def _lose_a_checkpoint_and_a_node(scene: Scene, story: Story) -> None:
     story.flipped = newest
     story.say(f"one byte of step {newest.step} flipped on disk, in {path.name}")
     _cut(scene, story, attempt.nodes[0])
+    story.say("  (it was the batch host: Slurm frees the others only once their step has stopped calling for it)")
     _await_next(scene, story, attempt)
-    for checkpoint in story.rejected:
-        story.say(f"refused: step {checkpoint.step} of attempt {checkpoint.attempt}: {checkpoint.detail}")
 
 
 def _cut(scene: Scene, story: Story, node: str) -> None:
@@ -156,9 +155,11 @@ def _await_next(scene: Scene, story: Story, before: Attempt) -> None:
     after = scene.wait_for(
         "the next attempt", lambda: next((a for a in scene.attempts() if a.number == before.number + 1), None), 60
     )
-    story.say(f"attempt {after.number}: {after.nodes_wanted} nodes, from step {after.resume_step}")
     # Looked at now: a refused checkpoint is removed once newer ones are verified.
     story.rejected = [c for c in scene.checkpoints() if c.state is CheckpointState.CORRUPT]
+    for checkpoint in story.rejected:
+        story.say(f"refused: step {checkpoint.step} of attempt {checkpoint.attempt}: {checkpoint.detail}")
+    story.say(f"attempt {after.number}: {after.nodes_wanted} nodes, from step {after.resume_step}")
     stepping = scene.wait_for("its first new step", lambda: scene.stepping(after.number), 90)
     story.say(f"attempt {after.number} trains on {', '.join(stepping.nodes)} as job {stepping.job_id}")
 
@@ -316,7 +317,7 @@ def _tell(result: dict[str, Any], history: str, found: Audit, problems: list[str
             f"  {item['node']}: new step {item['recovery_s']:.1f} s after the cut, "
             f"{item['lost_steps']} steps done again"
         )
-    print("\nFailure history (supervisor history)")
+    print("\nFailure history (supervisor history; RECOVERY counts from the notice, not from the cut)")
     print(history.rstrip())
     print("\nAudit against the undisturbed run")
     print(
