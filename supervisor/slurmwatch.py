@@ -16,7 +16,9 @@ from supervisor.model import Fresh, Stale
 
 NOT_ASKED = "accounting has not been asked yet"  # there was no need
 _ENDED_WINDOW = timedelta(days=2)
-_MIN_GAP_S = 0.25  # between two rounds of questions, however often they are asked for
+_MIN_GAP_S = 0.25  # between the starts of two rounds of questions, however often they are asked for
+_ROUND_SHARE = 4.0  # a controller that is slow to answer is asked a quarter of the time
+_REST_MAX_S = 2.0  # but one that was silent is asked again soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,11 @@ class Answers:
     ended: Fresh[Mapping[int, JobRecord]] | Stale | None = None
     commands: int = 0  # how many the last round took
     unreadable: tuple[str, ...] = ()
+
+
+def choose_gap_s(spent_s: float) -> float:
+    """Seconds between the starts of two rounds of questions, when the last one took `spent_s`."""
+    return max(_MIN_GAP_S, min(_ROUND_SHARE * spent_s, spent_s + _REST_MAX_S))
 
 
 class SlurmWatch:
@@ -86,14 +93,16 @@ class SlurmWatch:
     # ---- the thread
 
     def _work(self) -> None:
+        spent_s = 0.0
         while True:
             self._wanted.wait()
             if self._is_closed:
                 return
-            time.sleep(max(0.0, _MIN_GAP_S - self.age_s))
+            time.sleep(max(0.0, choose_gap_s(spent_s) - self.age_s))
             self._wanted.clear()
             self._asked_mono = time.monotonic()
             self._round()
+            spent_s = self.age_s
             self._answered.set()
             self._on_answer()
 
