@@ -27,6 +27,15 @@ from supervisor.cli.main import main
 main(["status"])
 """
 
+_LISTING_MODULES = """\
+import sys
+from supervisor.cli.main import main
+try:
+    main(["status"])
+except SystemExit:
+    print(*sys.modules, file=sys.stderr)
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.cli", description=__doc__)
@@ -76,9 +85,9 @@ def _measure(commands: Mapping[str, Sequence[str]], env: Mapping[str, str], repe
 
 
 def _find_heavy_imports(env: Mapping[str, str]) -> list[str]:
-    command = (sys.executable, "-X", "importtime", "-m", "supervisor", "status")
+    command = (sys.executable, "-c", _LISTING_MODULES)
     shown = subprocess.run(command, env=env, check=True, capture_output=True, text=True, timeout=60).stderr
-    imported = {line.rpartition("|")[2].strip() for line in shown.splitlines()}
+    imported = set(shown.split())
     return [name for name in _HEAVY if name in imported]
 
 
