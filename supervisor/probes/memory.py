@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.contract import CheckResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """As /proc/meminfo gives it."""
+    """As the kernel gives it; available: without swapping."""
 
     total_bytes: int
     available_bytes: int
 
 
-def measure(path: Path = Path("/proc/meminfo")) -> Memory:
-    """Total and available memory of the node; raises OSError or ValueError."""
-    return parse_meminfo(path.read_text(encoding="ascii"))
+def measure() -> Memory:
+    """Total and available memory of the node; raises OSError."""
+    import psutil  # the runner's start must not wait for it
 
-
-def parse_meminfo(text: str) -> Memory:
-    """Memory from the text of /proc/meminfo; raises ValueError when a line is missing."""
-    found = {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-    try:
-        return Memory(total_bytes=found["MemTotal"], available_bytes=found["MemAvailable"])
-    except KeyError as error:
-        raise ValueError(f"meminfo has no {error.args[0]}") from None
+    found = psutil.virtual_memory()
+    return Memory(total_bytes=found.total, available_bytes=found.available)
 
 
 def judge(memory: Memory, *, min_available_fraction: float) -> CheckResult:
