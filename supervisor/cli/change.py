@@ -18,7 +18,10 @@ from supervisor.reports.table import render_json
 @json_option
 @config_option
 def stop(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
-    """End RUN: its job is cancelled, its checkpoints stay, nothing is resubmitted."""
+    """End RUN; its checkpoints stay.
+
+    Its job is cancelled and nothing is resubmitted. `supervisor release` starts it again.
+    """
     _ask(settings, {"verb": "stop", "run": run, "dry_run": dry_run}, as_json=as_json)
 
 
@@ -28,7 +31,10 @@ def stop(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
 @json_option
 @config_option
 def pause(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings) -> None:
-    """Let RUN's job go on, but start nothing new for it. Without RUN: pause the whole service."""
+    """Let RUN's job go on, but start nothing new for it.
+
+    Without RUN: pause the whole service; then nothing is submitted, cancelled or drained for any run.
+    """
     _ask(settings, {"verb": "pause", "run": run, "dry_run": dry_run}, as_json=as_json)
 
 
@@ -38,7 +44,10 @@ def pause(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings) 
 @json_option
 @config_option
 def resume(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings) -> None:
-    """Undo `supervisor pause` of RUN, or without RUN of the whole service."""
+    """Undo `supervisor pause` of RUN, or of the whole service.
+
+    Only what was paused: a held or stopped run goes on with `supervisor release`.
+    """
     _ask(settings, {"verb": "resume", "run": run, "dry_run": dry_run}, as_json=as_json)
 
 
@@ -48,7 +57,10 @@ def resume(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings)
 @json_option
 @config_option
 def release(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
-    """Start a held or stopped RUN again: what failed before no longer counts against it."""
+    """Start a held or stopped RUN again.
+
+    It goes on from its newest verified checkpoint; what failed before no longer counts against it.
+    """
     _ask(settings, {"verb": "release", "run": run, "dry_run": dry_run}, as_json=as_json)
 
 

@@ -41,7 +41,10 @@ class Finding:
 @json_option
 @config_option
 def doctor(*, as_json: bool, settings: Settings) -> int:
-    """What is installed, which files were imported, and whether Slurm, the ledger and the daemon answer.
+    """What is installed, what answers, and what is in the way.
+
+    Which files were imported, whether the launcher's Python can train, and whether Slurm, the ledger and the daemon
+    answer.
 
     Exit code 1 when something that the service needs is missing.
     """

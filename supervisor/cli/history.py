@@ -21,7 +21,11 @@ from supervisor.store import Store
 @json_option
 @config_option
 def history(*, run: str | None, since: datetime | None, evidence: bool, as_json: bool, settings: Settings) -> None:
-    """Every interruption of all runs, or of one RUN: when, why, which node, and what it cost."""
+    """What interrupted all runs, or one RUN, and what it cost.
+
+    One line per interruption: when it was noticed, which node, how long the recovery took, how many steps were done
+    again, and why.
+    """
     with Store.open_readonly(settings.ledger.path) as store:
         if run is not None and store.load_run(run) is None:
             raise CommandError(f'there is no run "{run}"; `supervisor status` lists them', EXIT_BAD_INPUT)

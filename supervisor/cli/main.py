@@ -1,7 +1,7 @@
 """The `supervisor` command: its subcommands, loaded when they are called, and one way to tell every error.
 
 Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
-70 a defect of this program. Every error is one line on standard error; `supervisor --debug COMMAND` shows where it
+70 a defect of this program, 130 interrupted. Every error is one line on standard error; `supervisor --debug COMMAND` shows where it
 came from.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ class _Commands(click.Group):
             sys.stdout.flush()
         except Exception as error:
             if "--debug" in words[:1]:
-                raise
+                traceback.print_exception(error)
             sys.exit(_tell(error))
         except KeyboardInterrupt:
             sys.exit(_EXIT_INTERRUPTED)
@@ -81,7 +82,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     no_args_is_help=True,
-    context_settings={"max_content_width": 100},
+    context_settings={"max_content_width": 140},
 )
 @click.option("--debug", is_flag=True, help="Show where an error came from, instead of one line.")
 @click.version_option(package_name="slurm-supervisor", prog_name="supervisor")
@@ -92,7 +93,7 @@ def main(*, debug: bool) -> None:
     work while the daemon is down; what changes something is asked of the daemon.
 
     Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
-    70 a defect of this program.
+    70 a defect of this program, 130 interrupted by Ctrl-C.
     """
 
 
@@ -118,12 +119,22 @@ def judge_error(error: Exception) -> tuple[int, str]:
         return error.exit_code, str(error)
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "supervisor"
-        return EXIT_BAD_INPUT, f"{error.format_message()} (see {command} --help)"
+        return EXIT_BAD_INPUT, f"{_name_missing(error) or error.format_message()} (see {command} --help)"
     if isinstance(error, click.ClickException):
         return error.exit_code, error.format_message()
     if isinstance(error, click.Abort):
         return _EXIT_INTERRUPTED, "interrupted"
     return _judge_service_error(error)
+
+
+def _name_missing(error: click.UsageError) -> str:
+    """All options that are missing, where click names only the first; else empty."""
+    if not isinstance(error, click.MissingParameter) or error.ctx is None or not isinstance(error.param, click.Option):
+        return ""
+    options = [p for p in error.ctx.command.params if isinstance(p, click.Option) and p.required]
+    # What was given is read first: whatever is not read yet is missing too.
+    missing = [f"'{option.opts[0]}'" for option in options if option.name not in error.ctx.params]
+    return f"Missing options {', '.join(missing)}." if len(missing) > 1 else ""
 
 
 def _judge_service_error(error: Exception) -> tuple[int, str]:

@@ -24,7 +24,10 @@ _SLURM_TIMEOUT_S = 5.0
 @json_option
 @config_option
 def nodes(*, node: str | None, as_json: bool, settings: Settings) -> None:
-    """All nodes, or one NODE with its history: Slurm's state, our verdict, and the reason."""
+    """All nodes, or one NODE with its history.
+
+    Slurm's state and our verdict side by side, the runs that use the node, and the reason.
+    """
     records, silence = _ask_slurm(settings)
     with Store.open_readonly(settings.ledger.path) as store:
         report = read_nodes(store, records, node=node, slurm_silence=silence)

@@ -30,6 +30,7 @@ def _as_json(answer: SavePlan) -> dict[str, object]:
     numbers = dataclasses.asdict(answer)
     numbers["mtbf_h"] = round(answer.mtbf_h, 1)
     numbers["interval_min"] = round(answer.interval_min) if answer.interval_min >= 10 else round(answer.interval_min, 1)
+    numbers["every_s"] = round(answer.interval_min * 60)
     numbers["lost_percent"] = round(answer.lost_percent, 1)
     return numbers
 

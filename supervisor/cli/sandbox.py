@@ -29,7 +29,7 @@ class _Refused(click.ClickException):
 
 @click.group()
 def sandbox() -> None:
-    """A private, real Slurm cluster on this machine, for trying things out."""
+    """A private, real Slurm cluster on this machine."""
 
 
 @sandbox.command()
@@ -120,7 +120,7 @@ def status(*, directory: Path, as_json: bool) -> None:
 @_DIRECTORY
 @_JSON
 def env(*, directory: Path, as_json: bool) -> None:
-    """Print the variables that point Slurm's commands at the cluster, for `eval`."""
+    """Print the variables for Slurm's commands, for `eval`."""
     try:
         variables = Sandbox.attach(directory).env
     except SandboxError as error:

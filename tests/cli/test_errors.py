@@ -30,7 +30,8 @@ def told(service: Service, *words: str, code: int) -> str:
         ("explode", "No such command 'explode'"),
         ("status --sideways", "No such option '--sideways'"),
         ("stop", "Missing argument 'RUN'"),
-        ("plan --gpus 512", "Missing option '--save-s'"),
+        ("plan --gpus 512", "Missing options '--save-s', '--restart-s'."),
+        ("plan --gpus 512 --save-s 1", "Missing option '--restart-s'"),
         ("plan --gpus many --save-s 1 --restart-s 1", "'many' is not a valid integer"),
         ("plan --gpus 0 --save-s 1 --restart-s 1", "--gpus must be at least 1"),
         ("plan --gpus 8 --save-s -1 --restart-s 1", "--save-s must be above 0"),
@@ -139,7 +140,13 @@ def test_a_defect_is_one_line_too_and_debug_shows_where(service: Service, monkey
     words = ["plan", "--gpus", "1", "--save-s", "1", "--restart-s", "1"]
     assert "RuntimeError: two lines" in told(service, *words, code=70)
     with_debug = service.call("--debug", *words)
-    assert isinstance(with_debug.exception, RuntimeError)
+    assert with_debug.exit_code == 70
+    assert "Traceback" in with_debug.stderr
+
+
+def test_debug_keeps_the_exit_code(service: Service) -> None:
+    assert service.call("--debug", "status").exit_code == 3
+    assert service.call("--debug", "plan").exit_code == 2
 
 
 def test_a_second_daemon_is_refused(service: Service) -> None:
