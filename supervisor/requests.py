@@ -1,7 +1,8 @@
 """What the verbs of the control socket mean for the ledger: checked, authorised, committed, then answered.
 
 Nothing that the client says is believed: the run file is parsed again, the owner is who the kernel says, and no file
-of a user is opened here (the daemon may be root). Deciding is pure (`decide`); `handle` reads and commits around it.
+of a user is opened here (the daemon may be root). Deciding is pure but for the names of accounts (`decide`); `handle`
+reads and commits around it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from supervisor.accounts import user_name
 from supervisor.config import ConfigError, parse_run_file
 from supervisor.control import Peer, Request, failure
 from supervisor.ledger import LedgerUnusable
@@ -80,6 +82,7 @@ class Decision:
 
     reply: dict[str, Any] = field(default_factory=dict)
     run: Run | None = None
+    why: str = ""  # for the history of the run
     is_paused: bool | None = None
 
     @property
@@ -109,9 +112,9 @@ def _commit(request: Request, decision: Decision, ledger: RequestLedger, now: da
     if decision.run is not None and is_new:
         ledger.add_run(decision.run, now)
     elif decision.run is not None:
-        ledger.set_run(decision.run, now, decision.run.reason)
+        ledger.set_run(decision.run, now, decision.why)
     if decision.is_paused is not None:
-        ledger.set_paused(decision.is_paused, now, f"{request.verb} by uid {request.peer.uid}")
+        ledger.set_paused(decision.is_paused, now, _by(request))
     ledger.record_request(request.peer.uid, text, now)
 
 
@@ -163,13 +166,13 @@ def _submit(asked: Asked) -> Decision:
     uid, gid = owner
     run = Run(
         spec=spec,
-        reason=f"submitted by uid {request.peer.uid}",
+        reason=_by(request),
         owner_uid=uid,
         owner_gid=gid,
         created_at=asked.now,
         changed_at=asked.now,
     )
-    return Decision(run=run, reply=_granted(request, run, f"run {run.name} is submitted"))
+    return Decision(run=run, why=run.reason, reply=_granted(request, run, f"run {run.name} is submitted"))
 
 
 def _stop(asked: Asked) -> Decision:
@@ -177,10 +180,11 @@ def _stop(asked: Asked) -> Decision:
     if isinstance(run, Decision):
         return run
     if run.state is RunState.STOPPING:
-        return Decision(reply=_granted(asked.request, run, f"run {run.name} is stopping already"))
+        return _nothing_to_do(asked.request, run, "stopping already")
     if run.state in _ENDED:
         return _refuse(CONFLICT, f"run {run.name} is {run.state} already")
-    return _change(asked, run, f"run {run.name} is stopping", state=RunState.STOPPING, is_paused=False)
+    changes = {"state": RunState.STOPPING, "is_paused": False, "reason": _by(asked.request)}
+    return _change(asked, run, f"run {run.name} is stopping", **changes)
 
 
 def _release(asked: Asked) -> Decision:
@@ -188,8 +192,10 @@ def _release(asked: Asked) -> Decision:
     if isinstance(run, Decision):
         return run
     if run.state not in {RunState.HELD, RunState.STOPPED}:
-        return _refuse(CONFLICT, f"run {run.name} is {run.state}: only a held or a stopped run can be released")
-    return _change(asked, run, f"run {run.name} is released", state=RunState.ACTIVE, released_at=asked.now)
+        paused = f"; `supervisor resume {run.name}` ends its pause" if run.is_paused else ""
+        return _refuse(CONFLICT, f"run {run.name} is {run.state}: only a held or a stopped run can be released{paused}")
+    changes = {"state": RunState.ACTIVE, "released_at": asked.now, "reason": ""}
+    return _change(asked, run, f"run {run.name} is released", **changes)
 
 
 def _pause(asked: Asked) -> Decision:
@@ -202,21 +208,39 @@ def _resume(asked: Asked) -> Decision:
 
 def _set_pause(asked: Asked, *, is_paused: bool) -> Decision:
     request = asked.request
-    word = "paused: running jobs go on, nothing is submitted, cancelled or drained" if is_paused else "resumed"
     if "run" not in request.body or request.body["run"] is None:
-        if not authorise(request.verb, request.peer, None, asked.rights):
-            return _not_allowed(request, "the whole service")
-        return Decision(is_paused=is_paused, reply={"ok": True, "run": None, "message": f"the service is {word}"})
+        return _pause_service(asked, is_paused=is_paused)
     run = _changeable(asked)
     if isinstance(run, Decision):
         return run
     if run.state in _ENDED:
-        return _refuse(CONFLICT, f"run {run.name} is {run.state}")
+        return _refuse(CONFLICT, f"run {run.name} is {run.state}{_way_on(run)}")
     if run.is_paused == is_paused:
-        return Decision(reply=_granted(request, run, f"run {run.name} is {word.split(':', maxsplit=1)[0]} already"))
-    return _change(asked, run, f"run {run.name} is {word}", is_paused=is_paused)
+        return _nothing_to_do(request, run, "paused already" if is_paused else f"not paused{_way_on(run)}")
+    # What was true of the pause must not stand as the reason of a run that goes on.
+    reason = _by(request) if is_paused else run.reason if run.state is not RunState.ACTIVE else ""
+    word = f"paused: {_PAUSED}" if is_paused else f"resumed{_way_on(run)}"
+    return _change(asked, run, f"run {run.name} is {word}", is_paused=is_paused, reason=reason)
 
 
+def _pause_service(asked: Asked, *, is_paused: bool) -> Decision:
+    request = asked.request
+    if not authorise(request.verb, request.peer, None, asked.rights):
+        return _not_allowed(request, "the whole service")
+    message = f"the service is paused: {_PAUSED}" if is_paused else "the service is resumed"
+    if _is_dry_run(request):
+        message = f"dry run: would {request.verb} the whole service"
+    return Decision(is_paused=is_paused, reply={"ok": True, "run": None, "message": message})
+
+
+def _way_on(run: Run) -> str:
+    """How a run goes on that waits for a person; empty for one that does not."""
+    if run.state not in {RunState.HELD, RunState.STOPPED}:
+        return ""
+    return f"; it is {run.state}: `supervisor release {run.name}` starts it again"
+
+
+_PAUSED = "running jobs go on, nothing is submitted, cancelled or drained"
 _ENDED = frozenset({RunState.STOPPED, RunState.FINISHED})
 _Verb = Callable[[Asked], Decision]
 _VERBS: Mapping[str, _Verb] = {
@@ -249,16 +273,30 @@ def _changeable(asked: Asked) -> Run | Decision:
     if asked.name is None:
         return _refuse(BAD_INPUT, f"{request.verb} needs the name of a run")
     if known is None:
-        return _refuse(UNKNOWN_RUN, f'there is no run "{asked.name}"; see `supervisor status`')
+        return _refuse(UNKNOWN_RUN, f'there is no run "{asked.name}"; `supervisor status` lists them')
     if not authorise(request.verb, request.peer, known.owner_uid, asked.rights):
         return _not_allowed(request, f"run {known.name}")
     return known
 
 
 def _change(asked: Asked, run: Run, message: str, **changes: Any) -> Decision:
-    reason = f"{asked.request.verb} by uid {asked.request.peer.uid}"
-    changed = dataclasses.replace(run, reason=reason, changed_at=asked.now, **changes)
-    return Decision(run=changed, reply=_granted(asked.request, changed, message))
+    changed = dataclasses.replace(run, changed_at=asked.now, **changes)
+    return Decision(run=changed, why=_by(asked.request), reply=_granted(asked.request, changed, message))
+
+
+def _nothing_to_do(request: Request, run: Run, state: str) -> Decision:
+    message = f"run {run.name} is {state}"
+    if _is_dry_run(request):
+        message = f"dry run: nothing would change: {message}"
+    return Decision(reply=_answer(run, message))
+
+
+_DONE_WORDS = {"stop": "stopped", "submit": "submitted"}
+
+
+def _by(request: Request) -> str:
+    """What was done, and who did it."""
+    return f"{_DONE_WORDS.get(request.verb, f'{request.verb}d')} by {user_name(request.peer.uid)}"
 
 
 def _owner(request: Request, rights: Rights) -> tuple[int, int] | Decision:
@@ -271,7 +309,8 @@ def _owner(request: Request, rights: Rights) -> tuple[int, int] | Decision:
     if rights.service_uid not in {0, uid}:
         return _refuse(
             NOT_ALLOWED,
-            f"this service runs as uid {rights.service_uid} and can submit only that account's jobs, not uid {uid}'s",
+            f"this service runs as {user_name(rights.service_uid)} and can submit only that account's jobs, not those "
+            f"of {user_name(uid)}",
         )
     return uid, gid
 
@@ -282,18 +321,26 @@ def _is_id(value: object) -> bool:
 
 def _granted(request: Request, run: Run, message: str) -> dict[str, Any]:
     if _is_dry_run(request):
-        message = f"dry run, nothing changed: {message}"
+        message = f"dry run: would {request.verb} run {run.name}"
+    return _answer(run, message)
+
+
+def _answer(run: Run, message: str) -> dict[str, Any]:
     return {"ok": True, "run": run.name, "state": str(run.state), "run_dir": str(run.spec.run_dir), "message": message}
 
 
 def _in_use(known: Run) -> str:
-    return f'the name "{known.name}" is in use: that run is {known.state} since {known.changed_at:%Y-%m-%d %H:%M} UTC'
+    way = f", or `supervisor release {known.name}` starts that run again" if _way_on(known) else ""
+    return (
+        f'the name "{known.name}" is in use: that run is {known.state} since {known.changed_at:%Y-%m-%d %H:%M} UTC. '
+        f"A name is used once: choose another{way}"
+    )
 
 
 def _not_allowed(request: Request, what: str) -> Decision:
     return _refuse(
         NOT_ALLOWED,
-        f"uid {request.peer.uid} may not {request.verb} {what}: its owner, root and the admin group may",
+        f"{user_name(request.peer.uid)} may not {request.verb} {what}: its owner, root and the admin group may",
     )
 
 

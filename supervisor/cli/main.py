@@ -1,8 +1,8 @@
 """The `supervisor` command: its subcommands, loaded when they are called, and one way to tell every error.
 
 Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
-70 a defect of this program, 130 interrupted. Every error is one line on standard error; `supervisor --debug COMMAND` shows where it
-came from.
+70 a defect of this program, 130 interrupted. Every error is one line on standard error; `supervisor --debug COMMAND`
+shows where it came from.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _Commands(click.Group):
         try:  # --debug is looked for here: an error may come before click has read it
             result = super().main(words, *rest, **extra)
             sys.stdout.flush()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - every error is told in one line
             if "--debug" in words[:1]:
                 traceback.print_exception(error)
             sys.exit(_tell(error))

@@ -93,6 +93,14 @@ def test_a_name_in_use_is_refused_and_the_old_run_stays() -> None:
     assert ledger.runs["llama"].state is RunState.FINISHED
 
 
+@pytest.mark.parametrize(
+    ("state", "part"),
+    [(RunState.FINISHED, "choose another"), (RunState.STOPPED, "supervisor release llama"), (RunState.HELD, "release")],
+)
+def test_a_name_in_use_comes_with_the_way_out(state: RunState, part: str) -> None:
+    assert part in submit(Ledger(run(state)))["message"]
+
+
 def test_the_run_file_is_checked_again() -> None:
     reply = submit(Ledger(), text=FILE.replace("max = 2", "max = 0"))
     assert reply["code"] == "bad_input"
@@ -135,6 +143,19 @@ def test_a_dry_run_changes_nothing() -> None:
     assert submit(empty, dry_run=True)["ok"]
     assert not empty.runs
     assert not empty.requests
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "words"),
+    [
+        ("stop", {"run": "llama"}, "dry run: would stop run llama"),
+        ("pause", {"run": "llama"}, "dry run: would pause run llama"),
+        ("resume", {"run": "llama"}, "dry run: nothing would change: run llama is not paused"),
+        ("pause", {}, "dry run: would pause the whole service"),
+    ],
+)
+def test_a_dry_run_says_what_would_happen(verb: str, body: dict[str, Any], words: str) -> None:
+    assert asked(Ledger(run()), verb, peer(0), dry_run=True, **body)["message"] == words
 
 
 def test_a_ledger_that_cannot_be_written_is_an_answer_not_a_crash() -> None:
@@ -214,6 +235,23 @@ def test_a_run_is_paused_and_resumed() -> None:
     assert ledger.runs["llama"].is_paused
     asked(ledger, "resume", run="llama")
     assert not ledger.runs["llama"].is_paused
+
+
+def test_a_resumed_run_does_not_keep_the_pause_as_its_reason() -> None:
+    ledger = Ledger(run())
+    asked(ledger, "pause", peer(0), run="llama")
+    assert ledger.runs["llama"].reason == "paused by root"
+    asked(ledger, "resume", peer(0), run="llama")
+    assert ledger.runs["llama"].reason == ""
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_pausing_a_stopped_run_points_to_release(verb: str) -> None:
+    assert "supervisor release llama" in asked(Ledger(run(RunState.STOPPED)), verb, run="llama")["message"]
+
+
+def test_an_account_without_a_name_is_told_by_its_number() -> None:
+    assert "uid 3999999999 may not" in asked(Ledger(run()), "stop", peer(3999999999), run="llama")["message"]
 
 
 def test_stopping_a_paused_run_does_not_wait_for_its_resumption() -> None:
