@@ -128,6 +128,7 @@ def _measure_sandbox(stage: Stage, cycles: int) -> dict[str, Any]:
 def _start_training(stage: Stage) -> None:
     """A run that trains without saving; the daemon that submitted it has gone, and its job goes on."""
     words = ", ".join(f'"{word}"' for word in TRAINING)
+    (stage.directory / "runs").mkdir(exist_ok=True)
     run_file = stage.directory / "run.toml"
     run_file.write_text(
         f'name = "{RUN}"\ncommand = [{words}]\nroot = "{stage.directory}/runs"\n'

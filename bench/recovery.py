@@ -157,6 +157,7 @@ def _cut(stage: Stage, node: str) -> None:
 
 def _measure_supervisor(stage: Stage, findings: Findings, repeats: int, batch_host_repeats: int) -> None:
     run_dir = stage.directory / "runs" / RUN
+    run_dir.parent.mkdir(exist_ok=True)
     (stage.directory / "run.toml").write_text(_render_run_file(stage.directory))
     with stage.daemon() as service:
         began = time.time()

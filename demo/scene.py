@@ -90,7 +90,7 @@ class Scene:
     def _set_up(self) -> None:
         if self.directory.exists():
             shutil.rmtree(self.directory)
-        self.directory.mkdir(parents=True)
+        (self.directory / "runs").mkdir(parents=True)
         self.sandbox = Sandbox.start(nodes=4, mode=self._mode, directory=self.directory / "sandbox")
         self.cold_start_s = self.sandbox.cold_start_s
         (self.directory / "supervisor.toml").write_text(self._settings())

@@ -81,7 +81,7 @@ class Stage:
         self.daemon: subprocess.Popen[bytes] | None = None
         self.daemon_log = directory / "daemon.log"
         self.slurm = CliClient(timeout_s=10, parent={**os.environ, **sandbox.env})
-        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "runs").mkdir(parents=True, exist_ok=True)
         python = directory / "python"
         python.write_text(_PYTHON.format(python=sys.executable, rig=RIG))
         python.chmod(0o755)
