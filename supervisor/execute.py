@@ -56,6 +56,7 @@ _NEEDS_SLURM = frozenset({IntentKind.CANCEL, IntentKind.SUBMIT, IntentKind.DRAIN
 _WAITS_IN_PAUSE = frozenset({IntentKind.SUBMIT, IntentKind.DRAIN, IntentKind.PRUNE})  # meant before the pause
 _RETRY_MAX_S = 60.0
 _NOTIFY_TIMEOUT_S = 10.0
+_READ_DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +169,11 @@ class Executor:
             found = tuple(j for j in self._client.find_by_token(attempt.token, since=since) if _is_own(j, run))
             if found:
                 return self._adopt(attempt, found)
+            job_id = self._find_traces(run, attempt)
+            if job_id is not None:
+                text = f"job {job_id}, found by what it left in the run directory"
+                fact = Fact(record=self._submitted(attempt, job_id), reason="found by its traces")
+                return Outcome(state=IntentState.DONE, text=text, facts=(fact,))
             now = self._clock.now()
             if intent.tried_at is not None:
                 waited_s = (now - intent.tried_at).total_seconds()
@@ -186,6 +192,14 @@ class Executor:
         after = self._submitted(attempt, submitted.job_id)
         text = f"job {submitted.job_id}" + (f"; sbatch says: {submitted.warnings}" if submitted.warnings else "")
         return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason="submitted"),))
+
+    def _find_traces(self, run: Run, attempt: Attempt) -> int | None:
+        """The job id of an attempt that has run: without accounting Slurm forgets a job soon after its end."""
+        reader = self._owners.reader(run)
+        view = reader.read(run.name, run.spec.run_dir, attempt.number, is_final=False, deadline_s=_READ_DEADLINE_S)
+        if view.exit is not None:
+            return view.exit.job_id
+        return view.launch.value.job_id if view.launch is not None else None
 
     def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
         return replace(attempt, state=AttemptState.SUBMITTED, job_id=job_id, submitted_at=self._clock.now())

@@ -116,7 +116,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
 
 def is_own(job: JobRecord, attempt: Attempt) -> bool:
     """True when the job under the attempt's id is the attempt's: ids wrap, so the token decides where it shows."""
-    return not job.comment or job.comment == attempt.token
+    return job.comment == attempt.token or (not job.comment and job.name in ("", attempt.run))
 
 
 def _is_settled(attempt: Attempt, asked_at: datetime) -> bool:

@@ -34,6 +34,7 @@ from supervisor.model import (
 from supervisor.store import Store
 from tests.fakes import FakeClock, FakeSlurm, Fault
 from tests.sim.standins import Disk, SimOwners, SimReadbacks, SimReader
+from trainer.contract import ExitRecord, LaunchReport
 
 SPEC = RunSpec(
     name="gpt",
@@ -208,6 +209,36 @@ def test_a_stop_after_a_lost_reply_still_adopts_the_job_so_that_it_can_be_cancel
     bench.set_run(state=RunState.STOPPING)
     bench.after(20)
     assert bench.attempt.job_id == 1
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_job_that_ran_and_was_forgotten_while_the_daemon_was_down_is_known_by_its_traces(
+    bench: Bench, has_ended: bool
+) -> None:
+    """Without accounting its token is found nowhere; a second submission would do all the work again."""
+    bench.slurm.min_job_age_s = 30
+    bench.slurm.plan("submit", Fault.LOST_REPLY)
+    submit(bench)
+    bench.settle()
+    bench.slurm.advance(20)
+    bench.slurm.end_job(1)
+    if has_ended:
+        bench.disk.exits[1] = ExitRecord(attempt=1, job_id=1, exit_code=0, reason="finished", time=0.0)
+    else:
+        bench.disk.launches[1] = LaunchReport(
+            attempt=1, job_id=1, seq=1, time=0.0, host="n1", phase="running", nodes={}
+        )
+    bench.after(900)
+    assert (bench.attempt.job_id, len(bench.slurm.jobs())) == (1, 1)
+
+
+def test_a_lost_submission_is_not_repeated_while_its_traces_cannot_be_looked_for(bench: Bench) -> None:
+    bench.slurm.plan("submit", Fault.LOST_REQUEST)
+    submit(bench)
+    bench.settle()
+    bench.disk.is_hanging = True
+    bench.after(60)
+    assert (bench.slurm.jobs(), bench.intent.state) == ((), IntentState.OPEN)
 
 
 def test_an_attempt_that_is_not_planned_any_more_is_not_submitted(bench: Bench) -> None:

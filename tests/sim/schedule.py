@@ -38,6 +38,8 @@ class Schedule:
 _KINDS = {
     "power_cut": 6,
     "cable_cut": 4,
+    "rack_loses_power": 2,
+    "scratch_full_everywhere": 1,
     "outage": 4,
     "crash": 4,
     "crash_without_a_word": 2,

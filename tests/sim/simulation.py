@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -32,8 +33,8 @@ from trainer.contract import AttemptSpec
 
 RUN = "gpt"
 CALM_S = 6 * 3600.0  # after the last fault the run gets this long to come to its end
-QUIET_S = 97.0  # between two looks while nothing happens: the loop may be slower than it wants, never wrong
-BUSY_S = 2.5
+QUIET_S = 131.0  # between two looks while nothing happens: the loop may be slower than it wants, never wrong
+BUSY_S = 3.0
 _NO_WORK = frozenset({CheckpointState.FENCED, CheckpointState.PRUNED})
 
 
@@ -132,7 +133,8 @@ class Simulation:
         self._daemon = self._build()
 
     def close(self) -> None:
-        self._daemon.waker.close()
+        with suppress(OSError):  # it may be dead already
+            self._daemon.waker.close()
         self._store.close()
         self._truth.close()
 
@@ -213,7 +215,7 @@ class Simulation:
     # ---- faults
 
     def _strike(self, fault: Fault) -> None:
-        self._busy_until_s = self.now_s + 45.0
+        self._busy_until_s = self.now_s + 36.0
         kind, _, how = fault.kind.partition(":")
         if how:
             self.slurm.plan(kind, how)
@@ -226,6 +228,13 @@ class Simulation:
         if kind in ("power_cut", "cable_cut"):
             getattr(cluster, kind)(node)
             self._ends.append((self.now_s + fault.lasts_s * 3, "dark", node))
+        elif kind == "rack_loses_power":
+            for other in [f"n{(fault.pick + i) % NODES + 1}" for i in range(3)]:
+                cluster.power_cut(other)
+                self._ends.append((self.now_s + fault.lasts_s * 3, "dark", other))
+        elif kind == "scratch_full_everywhere":
+            cluster.full |= {f"n{number}" for number in range(1, NODES + 1)}
+            cluster.guilty |= cluster.full
         elif kind == "outage":
             self.slurm.outage = True
             self._ends.append((self.now_s + fault.lasts_s, "outage", ""))
@@ -276,7 +285,7 @@ class Simulation:
             cluster.end(process, codes[kind], node=blamed)
 
     def _lift(self, kind: str, node: str) -> None:
-        self._busy_until_s = self.now_s + 45.0
+        self._busy_until_s = self.now_s + 36.0
         if kind == "dark":
             self.cluster.revive(node)
         elif kind == "outage":
