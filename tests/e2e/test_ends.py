@@ -48,7 +48,8 @@ def test_the_history_of_a_crash_shows_the_line_of_its_traceback(open_stage: Open
     stage.await_state("held", limit_s=60)
     interruption = json.loads(stage.do("history", "--json"))["interruptions"][0]
     assert interruption["kind"] == "crashed"
-    assert any("RuntimeError: the loss is not a number at step 2" in line for line in interruption["evidence"])
+    assert "RuntimeError: the loss is not a number at step 2" in interruption["cause"]
+    assert any("job.log" in line for line in interruption["evidence"])
 
 
 def test_a_run_that_stalls_again_and_again_is_held_with_its_evidence_until_it_is_released(stage: Stage) -> None:
@@ -56,7 +57,8 @@ def test_a_run_that_stalls_again_and_again_is_held_with_its_evidence_until_it_is
     held = stage.await_state("held")
     assert [a.end for a in stage.attempts()] == [AttemptEnd.STALLED, AttemptEnd.STALLED]
     assert "2 attempts without a newer verified checkpoint" in held.reason
-    assert "no progress" in stage.interruptions()[-1].evidence[0]
+    assert "no progress" in stage.interruptions()[-1].cause
+    assert "no progress" in held.reason
     assert len(stage.jobs()) == 2
     stage.do("release", "r")
     stage.await_step(3)
