@@ -30,7 +30,7 @@ NOT_ALLOWED = "not_allowed"
 CONFLICT = "conflict"
 LEDGER = "ledger"
 
-MAX_RUN_FILE_CHARS = 512 * 1024
+MAX_RUN_FILE_CHARS = 128 * 1024
 
 
 class RequestLedger(Protocol):

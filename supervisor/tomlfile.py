@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 MAX_FILE_BYTES = 1024 * 1024
+_MAX_DOTS = 256  # in one line; tomllib takes time quadratic in the parts of a dotted key
 _MAX_NUMBER = 2**53  # larger whole numbers do not survive JSON readers, and no setting here needs them
 
 R = TypeVar("R")
@@ -50,13 +51,21 @@ def read_text(path: Path) -> str:
 
 
 def load_toml(text: str, source: str) -> dict[str, Any]:
-    """The document in a TOML text. Raises ConfigError with the line of the mistake."""
+    """The document in a TOML text. Raises ConfigError with the line of the mistake.
+
+    The text may be anybody's: no text ends in another error or holds its reader up.
+    """
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > _MAX_DOTS:
+            raise ConfigError(f"{source}: line {number}: more than {_MAX_DOTS} dots; write lists one element a line")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source}: not valid TOML: {one_line(str(error))}") from None
     except RecursionError:
         raise ConfigError(f"{source}: not valid TOML: nested too deeply") from None
+    except ValueError as error:  # tomllib lets int()'s own pass: a number of thousands of digits
+        raise ConfigError(f"{source}: not valid TOML: {one_line(str(error))}") from None
 
 
 def convert_record(kind: type[R], raw: Mapping[str, Any], source: str) -> R:

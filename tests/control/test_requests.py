@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -317,3 +318,19 @@ def test_anyone_may_submit_and_ask_whether_it_is_there() -> None:
 
 def test_without_an_admin_group_no_group_helps() -> None:
     assert not authorise("stop", peer(BOB, ADMIN_GROUP), ANN, Rights())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a = " + "9" * 100_000, id="a number of 100,000 digits"),
+        pytest.param("a = " + "[" * 100_000, id="nested lists"),
+        pytest.param(".".join("a" * 60_000) + " = 1", id="a key of 60,000 parts"),
+        pytest.param("x = [{" + ".".join("a" * 60_000) + " = 1}]", id="a key in an inline table"),
+    ],
+)
+def test_a_run_file_made_to_break_its_parser_is_refused_at_once(text: str) -> None:
+    started = time.process_time()
+    reply = submit(Ledger(), text=text)
+    assert reply["code"] == "bad_input"
+    assert time.process_time() - started < 1
