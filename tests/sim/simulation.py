@@ -306,6 +306,8 @@ class Simulation:
         """A person returns a node to service, whoever drained it; the truth needs no answer of the controller."""
         self._by_alice.pop(node, None)
         self._was_drained.discard(node)
+        if not self.cluster.is_dark(node) and node not in self.cluster.full:
+            self.cluster.guilty.discard(node)  # the old evidence is spent
         outage, self.slurm.outage = self.slurm.outage, False
         self.slurm.undrain(node)
         self.slurm.outage = outage
