@@ -159,6 +159,20 @@ class CliClient:
             raise failures.unconfirmed(argv, done)
         return Submitted(job_id=job_id, warnings=done.stderr.strip())
 
+    def check_submission(self, request: SubmitRequest) -> str:
+        """What Slurm says of a submission like this one, which it would take; nothing is submitted.
+
+        Raises as `submit` does: SlurmRefused with Slurm's reason, which may be one that passes ("Requested node
+        configuration is not available" while nodes are drained or down), SlurmUnavailable without an answer.
+        """
+        argv = commands.test_only_argv(request)
+        user, home = self._identity(request.uid)
+        done = self._call(argv, commands.submitting_environment(self._parent, {}, user=user, home=home))
+        failure = failures.submit_failure(argv, done)
+        if failure is not None:
+            raise failure
+        return " ".join(done.stderr.split())
+
     def cancel(self, job_id: int) -> None:
         """End a job at once (see `slurm.commands.scancel_argv` for what its processes get)."""
         self._change(commands.scancel_argv(job_id))

@@ -176,6 +176,15 @@ def sbatch_argv(request: SubmitRequest) -> Argv:
     )
 
 
+def test_only_argv(request: SubmitRequest) -> Argv:
+    """The question whether Slurm would take a submission like this one; nothing is submitted.
+
+    The script is not there yet: a wrapped command stands for it. Slurm uses up a job id (seen on 22.05).
+    """
+    sbatch, *options, _script = sbatch_argv(request)
+    return (sbatch, "--test-only", *options, "--wrap=exit")
+
+
 def escape_pattern(path: Path) -> str:
     """A path for sbatch's --output, where `%` starts a pattern (`%j` is the job id)."""
     return str(path).replace("%", "%%")

@@ -94,7 +94,7 @@ _JOB_REFUSED: Final = re.compile(
 )
 _TOOL_SAYS: Final = re.compile(r"^sbatch: (?:error: |fatal: )?", re.MULTILINE)
 
-_SUBMISSION_FAILED: Final = re.compile(r"Batch job submission failed:?\s*(.*)", re.DOTALL)
+_SUBMISSION_FAILED: Final = re.compile(r"(?:Batch job submission failed|allocation failure):?\s*(.*)", re.DOTALL)
 
 
 def read_failure(argv: Argv, done: Completed) -> SlurmError | None:

@@ -318,12 +318,14 @@ def _selector_fileno(selector: selectors.BaseSelector) -> int:
 START_HINT = "start it with `systemctl start supervisor` or `supervisor daemon`"
 
 
-def ask(path: Path, request: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+def ask(
+    path: Path, request: Mapping[str, Any], timeout_s: float = 30.0, *, start_hint: str = START_HINT
+) -> dict[str, Any]:
     """The daemon's answer to one request. Raises DaemonDown, DaemonSilent, or Refused with the daemon's reason."""
     deadline = time.monotonic() + timeout_s
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(timeout_s)
-        _connect(sock, path)
+        _connect(sock, path, start_hint)
         try:
             sock.sendall(_render(request))
             line = _read_answer(sock, deadline)
@@ -342,16 +344,16 @@ def ask(path: Path, request: Mapping[str, Any], timeout_s: float = 30.0) -> dict
     return reply
 
 
-def _connect(sock: socket.socket, path: Path) -> None:
+def _connect(sock: socket.socket, path: Path, start_hint: str) -> None:
     try:
         with _short(path) as address:
             sock.connect(address)
     except (FileNotFoundError, ConnectionRefusedError):
-        raise DaemonDown(f"the daemon is not running (no answer at {path}); {START_HINT}") from None
+        raise DaemonDown(f"the daemon is not running (no answer at {path}); {start_hint}") from None
     except TimeoutError:
         raise DaemonSilent(f"the daemon does not take connections at {path}: is it frozen?") from None
     except OSError as error:
-        raise DaemonDown(f"control socket {path}: {error.strerror or error}; {START_HINT}") from None
+        raise DaemonDown(f"control socket {path}: {error.strerror or error}; {start_hint}") from None
 
 
 def _read_answer(sock: socket.socket, deadline: float) -> bytes:

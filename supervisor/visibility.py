@@ -17,7 +17,7 @@ from slurm.client import CliClient
 from slurm.commands import reading_environment
 from slurm.errors import SlurmError
 from slurm.run_tool import run_tool
-from slurm.types import NodeRecord
+from slurm.types import NodeAvailability, NodeBase, NodeRecord
 from supervisor.model import RunSpec
 
 IMMEDIATE_S = 5
@@ -44,24 +44,28 @@ class Visibility:
 
 
 def check_visibility(folder: Path, spec: RunSpec, client: CliClient, env: Mapping[str, str]) -> Visibility:
-    """Ask an idle node of the run's partition whether it sees `folder` and may write there."""
+    """Ask a node of the run's partition that has room whether it sees `folder` and may write there."""
     try:
-        idle = [r for r in client.fetch_nodes().nodes if is_candidate(r, spec.slurm.partition)]
+        candidates = [r for r in client.fetch_nodes().nodes if is_candidate(r, spec.slurm.partition)]
     except SlurmError as error:
         return Visibility(is_seen=None, why=f"Slurm does not answer: {error}")
-    if not idle:
-        return Visibility(is_seen=None, why="no idle node; the start checks of the first attempt will")
+    if not candidates:
+        return Visibility(is_seen=None, why="no node has room now; the start checks of the first attempt will")
     seen = _ask(folder, spec, env)
-    if seen.node:
+    if any(r.is_idle for r in candidates if r.name == seen.node):
         # A node that still cleans up after our question would be missing from the first attempt.
         _wait_until(lambda: _is_idle(client, seen.node), _IDLE_AGAIN_S)
     return seen
 
 
 def is_candidate(record: NodeRecord, partition: str | None) -> bool:
-    """True when a job of that partition (or partitions, by comma) could start on the node now."""
+    """True when a job of that partition (or partitions, by comma) might start on the node now.
+
+    A node that is busy in part counts: whether there is room for the question is Slurm's to say.
+    """
     wanted = set(partition.split(",")) if partition else set(record.partitions)
-    return record.is_idle and bool(wanted & set(record.partitions))
+    is_partly_free = record.base is NodeBase.MIXED and record.availability is NodeAvailability.USABLE
+    return (record.is_idle or is_partly_free) and bool(wanted & set(record.partitions))
 
 
 def srun_argv(folder: Path, name: str, spec: RunSpec) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from supervisor.cli.options import config_option, dry_run_option, json_option
+from supervisor.cli.options import config_option, dry_run_option, json_option, start_hint
 from supervisor.config import Settings
 from supervisor.control import ask
 from supervisor.reports.table import render_json
@@ -65,5 +65,5 @@ def release(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> No
 
 
 def _ask(settings: Settings, request: dict[str, Any], *, as_json: bool) -> None:
-    reply = ask(settings.control.socket, request)
+    reply = ask(settings.control.socket, request, start_hint=start_hint())
     click.echo(render_json(reply) if as_json else str(reply.get("message", "done")))

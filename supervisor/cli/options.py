@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from supervisor.config import load_settings
+from supervisor.config import ENV_CONFIG, Settings, load_settings
+from supervisor.control import START_HINT
+
+_CONFIG_KEY = "supervisor.config"  # in click's notes: the configuration that was chosen by hand
+
+
+def _load(context: click.Context, _: click.Parameter, value: Path | None) -> Settings:
+    context.meta[_CONFIG_KEY] = str(value or os.environ.get(ENV_CONFIG) or "")
+    return load_settings(value, os.environ)
+
+
+def start_hint() -> str:
+    """How the daemon is started that the running command would speak to."""
+    context = click.get_current_context(silent=True)
+    chosen = context.meta.get(_CONFIG_KEY, "") if context else ""
+    return f"start it with `supervisor daemon --config {shlex.quote(chosen)}`" if chosen else START_HINT
+
 
 config_option = click.option(
     "--config",
     "settings",
     type=click.Path(path_type=Path),
-    callback=lambda _, __, value: load_settings(value, os.environ),
+    callback=_load,
     help="The service's configuration; default: $SUPERVISOR_CONFIG, /etc/supervisor/supervisor.toml, or built-in.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from slurm.client import CliClient
-from slurm.errors import SlurmError
+from supervisor.cli.acceptance import check_acceptance
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.cli.nodes import slurm_client
-from supervisor.cli.options import config_option, dry_run_option, json_option
+from supervisor.cli.options import config_option, dry_run_option, json_option, start_hint
 from supervisor.config import Settings, read_run_file, render_run_file
 from supervisor.control import DaemonDown, DaemonSilent, ask
 from supervisor.model import RunSpec
@@ -35,47 +35,38 @@ _RUN_FILE = "run.toml"
 def submit(*, run_file: Path, dry_run: bool, no_visibility_check: bool, as_json: bool, settings: Settings) -> None:
     """Hand a run to the service.
 
-    Checks the run file, the script, the partition, and that the nodes see the run directory; makes the run directory;
-    then asks the daemon. When anything is wrong nothing is left behind.
+    Checks the run file, the script, the name, whether Slurm would take the job, and whether the nodes see the run
+    directory; makes the run directory; then asks the daemon. When anything is wrong nothing is left behind.
     """
     spec = read_run_file(run_file)
     request = {"verb": "submit", "text": render_run_file(spec), "path": str(spec.run_dir / _RUN_FILE)}
     client = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S)
-    if dry_run:
-        _refuse_used_directory(spec)
-        _tell_dry_run(spec, [*_ask_in_vain(settings, request), *_check_partition(client, spec)], as_json=as_json)
-        return
     # Asked first without effect: a name in use, a missing right, a daemon that is down end it before anything is made.
-    ask(settings.control.socket, {**request, "dry_run": True})
-    notes = _check_partition(client, spec)
+    notes = _ask_in_vain(settings, request, may_be_down=dry_run)
+    _refuse_root(spec)
+    _refuse_used_directory(spec)
+    notes += check_acceptance(client, spec)
+    if dry_run:
+        _tell_dry_run(spec, notes, as_json=as_json)
+        return
     with _run_directory(spec):
         if not no_visibility_check:
             notes += _check_visible(client, spec, settings)
-        reply = ask(settings.control.socket, request)
+        reply = ask(settings.control.socket, request, start_hint=start_hint())
     _tell(reply, notes, as_json=as_json)
 
 
 # ---------------------------------------------------------------- checks
 
 
-def _ask_in_vain(settings: Settings, request: dict[str, Any]) -> list[str]:
-    """What the daemon would say; a note when nobody is there to ask."""
+def _ask_in_vain(settings: Settings, request: dict[str, Any], *, may_be_down: bool) -> list[str]:
+    """What the daemon would refuse, it refuses now; a note when nobody is there to ask and that is no error."""
     try:
-        ask(settings.control.socket, {**request, "dry_run": True})
+        ask(settings.control.socket, {**request, "dry_run": True}, start_hint=start_hint())
     except DaemonDown as error:
+        if not may_be_down:
+            raise
         return [f"name and rights not checked: {error}"]
-    return []
-
-
-def _check_partition(client: CliClient, spec: RunSpec) -> list[str]:
-    """Notes about what could not be checked. Raises CommandError for a partition that is not there."""
-    try:
-        known = client.fetch_cluster().partitions
-    except SlurmError as error:
-        return [f"partition not checked: Slurm does not answer ({error}); the daemon waits for it"]
-    for name in spec.slurm.partition.split(",") if spec.slurm.partition else []:
-        if name not in known:
-            raise CommandError(f'there is no partition "{name}"; there are: {", ".join(known)}', EXIT_BAD_INPUT)
     return []
 
 
@@ -89,6 +80,17 @@ def _check_visible(client: CliClient, spec: RunSpec, settings: Settings) -> list
     if seen.is_seen is None:
         return [f"run directory not checked: {seen.why}"]
     return [f"run directory {spec.run_dir} is visible from node {seen.node}"]
+
+
+def _refuse_root(spec: RunSpec) -> None:
+    """A root that is made by accident lies on the head node's own disk more often than not."""
+    if not spec.root.exists():
+        raise CommandError(
+            f"root {spec.root} does not exist: create it on a file system that the head node and all nodes share",
+            EXIT_BAD_INPUT,
+        )
+    if not spec.root.is_dir():
+        raise CommandError(f"root {spec.root} is not a directory", EXIT_BAD_INPUT)
 
 
 def _refuse_used_directory(spec: RunSpec) -> None:
@@ -107,15 +109,14 @@ def _refuse_used_directory(spec: RunSpec) -> None:
 
 @contextmanager
 def _run_directory(spec: RunSpec) -> Iterator[None]:
-    """The run directory with its run file; taken away again, with every folder that was made, when the body fails.
+    """The run directory with its run file; taken away again when the body fails.
 
     A daemon that has not answered may have accepted the run: then everything stays.
     """
-    _refuse_used_directory(spec)
-    made: list[Path] = []
+    is_made = not spec.run_dir.exists()
     try:
         try:
-            _make_folders(spec.run_dir, made)
+            spec.run_dir.mkdir(exist_ok=True)
             write_bytes(spec.run_dir / _RUN_FILE, render_run_file(spec).encode())
         except OSError as error:
             raise CommandError(f"run directory {spec.run_dir}: {error.strerror or error}", EXIT_BAD_INPUT) from None
@@ -125,17 +126,9 @@ def _run_directory(spec: RunSpec) -> Iterator[None]:
     except BaseException:
         with suppress(OSError):
             (spec.run_dir / _RUN_FILE).unlink(missing_ok=True)
-            for folder in reversed(made):
-                folder.rmdir()  # refuses a folder that somebody has put something into
+            if is_made:
+                spec.run_dir.rmdir()  # refuses a folder that somebody has put something into
         raise
-
-
-def _make_folders(folder: Path, made: list[Path]) -> None:
-    """Make a folder and those above it; each one that was not there is noted as soon as it is."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir()
-        made.append(path)
 
 
 # ---------------------------------------------------------------- answers

@@ -49,6 +49,11 @@ class Service:
     def socket(self) -> Path:
         return self.folder / "state/control.sock"
 
+    @property
+    def runs(self) -> Path:
+        """The root of the run files."""
+        return self.folder / "runs"
+
     def call(self, *words: str) -> Result:
         """One command; its output without colours or wrapping."""
         env = {"SUPERVISOR_LEDGER": str(self.ledger), "SUPERVISOR_SOCKET": str(self.socket), "SUPERVISOR_CONFIG": ""}
@@ -88,7 +93,8 @@ class Service:
             thread.join()
 
     def write_run_file(self, change: Callable[[str], str] = str) -> str:
-        """A run file beside its script; its path."""
+        """A run file beside its script and its root; its path."""
+        self.runs.mkdir(exist_ok=True)
         (self.folder / "train.py").touch()
         path = self.folder / "run.toml"
         path.write_text(change(RUN_FILE))

@@ -40,7 +40,7 @@ def test_a_dry_run_of_submit_makes_nothing(service: Service) -> None:
     assert result.exit_code == 0
     assert "dry run" in result.stdout
     assert service.load_run() is None
-    assert not (service.folder / "runs").exists()
+    assert list(service.runs.iterdir()) == []
 
 
 @pytest.mark.usefixtures("without_slurm")
@@ -53,10 +53,11 @@ def test_a_dry_run_of_submit_needs_no_daemon(service: Service) -> None:
 @pytest.mark.usefixtures("without_slurm")
 def test_a_run_directory_with_something_in_it_is_refused_and_stays(service: Service) -> None:
     precious = service.folder / "runs/llama/precious"
-    precious.parent.mkdir(parents=True)
+    path = service.write_run_file()
+    precious.parent.mkdir()
     precious.touch()
     with service.running():
-        result = service.call("submit", service.write_run_file())
+        result = service.call("submit", path)
     assert result.exit_code == 2
     assert "not empty" in result.stderr
     assert precious.exists()
@@ -68,8 +69,8 @@ def test_an_empty_run_directory_is_taken_and_given_back_on_failure(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = service.folder / "runs/llama"
-    folder.mkdir(parents=True)
     path = service.write_run_file()
+    folder.mkdir()
 
     def refuse(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -82,12 +83,25 @@ def test_an_empty_run_directory_is_taken_and_given_back_on_failure(
 
 
 @pytest.mark.usefixtures("without_slurm")
-def test_a_root_that_cannot_be_made_is_told(service: Service) -> None:
-    (service.folder / "runs").touch()
+@pytest.mark.parametrize(("root", "part"), [("gone", "create it on a file system"), ("train.py", "not a directory")])
+def test_a_root_that_is_no_folder_is_refused_and_not_made(service: Service, root: str, part: str) -> None:
+    path = service.write_run_file(lambda text: text.replace('"runs"', f'"{root}"'))
     with service.running():
-        result = service.call("submit", service.write_run_file())
-    assert result.exit_code == 2
-    assert "run directory" in result.stderr
+        for words in (["submit", path], ["submit", path, "--dry-run"]):
+            result = service.call(*words)
+            assert result.exit_code == 2
+            assert part in result.stderr
+    assert not (service.folder / "gone").exists()
+
+
+@pytest.mark.usefixtures("without_slurm")
+def test_a_dry_run_of_a_used_name_gives_the_same_reason(service: Service) -> None:
+    path = service.write_run_file()
+    with service.running():
+        assert service.call("submit", path).exit_code == 0
+        said = [service.call("submit", path, *more) for more in ([], ["--dry-run"])]
+    assert said[0].stderr == said[1].stderr
+    assert "choose another" in said[0].stderr
 
 
 @pytest.mark.parametrize(

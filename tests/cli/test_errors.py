@@ -67,10 +67,19 @@ def test_without_a_daemon_a_change_says_how_to_start_it(service: Service, words:
     assert "systemctl start supervisor" in told(service, *words.split(), code=3)
 
 
+def test_with_a_configuration_of_ones_own_the_hint_names_it(service: Service) -> None:
+    config = service.folder / "my.toml"
+    config.write_text("")
+    assert f"supervisor daemon --config {config}`" in told(service, "pause", "--config", str(config), code=3)
+    assert f"supervisor daemon --config {config}`" in told(
+        service, "submit", service.write_run_file(), "--config", str(config), code=3
+    )
+
+
 def test_without_a_daemon_nothing_is_submitted_and_nothing_left_behind(service: Service) -> None:
     path = service.write_run_file()
     assert "systemctl start supervisor" in told(service, "submit", path, code=3)
-    assert not (service.folder / "runs").exists()
+    assert list(service.runs.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", ["status", "status --json", "history", "history --json"])
@@ -97,7 +106,7 @@ def test_a_name_in_use_is_refused_and_the_run_directory_of_the_other_stays(servi
     service.keep(run())
     with service.running():
         assert "is in use" in told(service, "submit", service.write_run_file(), code=2)
-    assert not (service.folder / "runs").exists()
+    assert list(service.runs.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", ["stop", "pause", "resume", "release"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,11 +54,13 @@ def test_the_question_is_bounded_and_goes_where_the_run_will_go() -> None:
     assert "--mem=0" not in argv
 
 
-def test_only_an_idle_node_of_the_partition_is_asked() -> None:
+def test_only_a_node_of_the_partition_that_has_room_is_asked() -> None:
     idle = NodeRecord(name="n1", base=NodeBase.IDLE, partitions=("gpu",))
     busy = NodeRecord(name="n2", base=NodeBase.ALLOCATED, partitions=("gpu",))
+    partly = NodeRecord(name="n4", base=NodeBase.MIXED, partitions=("gpu",))
     drained = NodeRecord(name="n3", base=NodeBase.IDLE, flags=frozenset({"DRAIN"}), partitions=("gpu",))
-    assert [is_candidate(record, "cpu,gpu") for record in (idle, busy, drained)] == [True, False, False]
+    seen = [is_candidate(record, "cpu,gpu") for record in (idle, busy, drained, partly)]
+    assert seen == [True, False, False, True]
     assert not is_candidate(idle, "cpu")
     assert is_candidate(idle, None)
 
@@ -69,6 +72,13 @@ def test_only_an_idle_node_of_the_partition_is_asked() -> None:
 def cluster() -> Iterator[Sandbox]:
     with Sandbox.start(nodes=2) as sandbox:
         yield sandbox
+
+
+def await_idle(client: CliClient) -> None:
+    deadline = time.monotonic() + 20
+    while not all(node.is_idle for node in client.fetch_nodes().nodes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def ask(cluster: Sandbox, folder: Path, run: RunSpec | None = None) -> Visibility:
@@ -99,13 +109,17 @@ def test_a_run_on_a_folder_that_only_the_head_has_is_refused_and_leaves_nothing(
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
     root = Path("/dev/shm") / f"only-here-{os.getpid()}"  # nodes have a shared memory of their own
-    path = service.write_run_file(lambda text: text.replace('"runs"', f'"{root}/deeper"'))
-    with service.running():
-        result = service.call("submit", path)
+    path = service.write_run_file(lambda text: text.replace('"runs"', f'"{root}"'))
+    root.mkdir()
+    try:
+        with service.running():
+            result = service.call("submit", path)
+        assert list(root.iterdir()) == []
+    finally:
+        root.rmdir()
     assert result.exit_code == 2
     assert "is not visible from node" in result.stderr
     assert result.stderr.count("\n") == 1
-    assert not root.exists()
     assert service.load_run() is None
 
 
@@ -120,7 +134,52 @@ def test_an_unknown_partition_is_refused_with_the_known_ones(
         result = service.call("submit", path)
     assert result.exit_code == 2
     assert 'no partition "gpu"; there are: main' in result.stderr
-    assert not (service.folder / "runs").exists()
+    assert list(service.runs.iterdir()) == []
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ("min = 1\nmax = 2", "min = 3\nmax = 4", "[nodes] min is 3, and partition main has 2 nodes"),
+        ("[nodes]", "[slurm]\ngpus_per_node = 8\n[nodes]", "Invalid generic resource (gres) specification"),
+        ("[nodes]", "[slurm]\noptions = ['--constraint=h100']\n[nodes]", "Invalid feature specification"),
+        ("[nodes]", "[slurm]\noptions = ['--mem=900G']\n[nodes]", "Requested node configuration is not available"),
+    ],
+)
+def test_what_slurm_would_never_take_is_refused_with_its_words(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch, old: str, new: str, part: str
+) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    path = service.write_run_file(lambda text: text.replace(old, new))
+    with service.running():
+        result = service.call("submit", path)
+    assert result.exit_code == 2
+    assert part in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert service.load_run() is None
+    assert list(service.runs.iterdir()) == []
+
+
+@pytest.mark.slurm
+def test_nodes_that_are_drained_now_are_noted_and_no_refusal(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    path = service.write_run_file(lambda text: text.replace("min = 1", "min = 2"))
+    client = CliClient(parent={**os.environ, **cluster.env}, timeout_s=10)
+    client.drain("n1", "a test")
+    try:
+        with service.running():
+            result = service.call("submit", path, "--dry-run")
+    finally:
+        client.undrain("n1")
+        await_idle(client)
+    assert result.exit_code == 0, result.output
+    assert "only 1 of the 2 nodes of partition main can be used now" in result.stdout
+    assert "drained or down" in result.stdout
 
 
 @pytest.mark.slurm

@@ -77,8 +77,15 @@ def test_a_partition_that_is_not_there(stage: Stage) -> None:
 
 @pytest.mark.usefixtures("namespaces_permitted")
 def test_a_run_directory_that_the_nodes_do_not_see(stage: Stage) -> None:
-    root = stage.sandbox.scratch / "runs"
+    root = stage.sandbox.scratch
+    root.mkdir(parents=True, exist_ok=True)  # on the head: each node has a disk of its own there
     assert_refused(stage, stage.write_run("a", root=root), str(root / "a"), "not visible from node")
+    assert not (root / "a").exists()
+
+
+def test_a_root_that_does_not_exist(stage: Stage) -> None:
+    root = stage.directory / "nowhere"
+    assert_refused(stage, stage.write_run("a", root=root), str(root), "all nodes share")
     assert not root.exists()
 
 
