@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from supervisor.tomlfile import has_control
 
 _SET_BY_US = "is set by the supervisor"
+_NOT_EVERYONES = "is not possible: Slurm would grant a service that is root what it grants no user"
 _HAS_A_KEY = "has a key of its own: write it as "
 
 # Options that would break supervision, with the reason. Order does not matter; long names without dashes.
@@ -32,6 +33,8 @@ _REFUSED_OPTIONS: Mapping[str, str] = {
     "bbf": "is not possible: sbatch would read that file with the service's rights",
     "uid": f"{_SET_BY_US}: jobs run as the run's owner",
     "gid": f"{_SET_BY_US}: jobs run as the run's owner",
+    "priority": _NOT_EVERYONES,
+    "reboot": _NOT_EVERYONES,
     "wrap": "is not possible: the supervisor brings the batch script",
     "test-only": "is not possible: nothing would be submitted",
     "hold": "is not possible: the job would never start",
@@ -84,8 +87,10 @@ def option_problem(option: str) -> str | None:
     if not option.startswith("--"):
         return _short_option_problem(option)
     name, _, value = option[2:].partition("=")
-    if name == "no-kill" and value == "off":
+    if "no-kill".startswith(name) and value == "off":
         return f"{_SET_BY_US}: the launcher goes on when a node is lost"
+    if "nice".startswith(name) and "-" in value:
+        return f"{_NOT_EVERYONES}: a negative value"
     if name in _ALLOWED_OPTIONS:
         return None
     full = next((known for known in _REFUSED_OPTIONS if known.startswith(name)), None)

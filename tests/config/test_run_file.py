@@ -156,10 +156,11 @@ REFUSED = """
 --job-name=x -Jx --comment=x --dependency=singleton -dafterok:1 --requeue --array=0-3 -a0-3 --nodes=3 -N3 --nod=3
 --parsable --wait -W --output=x -ox --error=x -n4 --exclude=n1 -xn1 --nodelist=n1 -wn1 --export=ALL --uid=0 --chdir=/
 --hold -H -QH --partition=gpu -pgpu --time=10 -t10 --no-kill=off -Mother --wrap=true --test-only -h -C gpu -- -
+--no-k=off --priority=9 --prio=9 --nice=-5 --nic=-5 --reboot
 """
 ALLOWED = """
 --mem=0 --exclusive --constraint=a100 -Ca100 --reservation=x --gres=gpu:2 --cpus-per-task=4 -c4 --wait-all-nodes=1
---time-min=10 --ntasks-per-node=8 -Q --no-kill --signal=USR1@60
+--time-min=10 --ntasks-per-node=8 -Q --no-kill --signal=USR1@60 --nice --nice=5 --prefer=a100
 """
 
 
