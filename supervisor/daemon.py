@@ -244,7 +244,8 @@ class Daemon:
             self._control.answer(request, reply)
             is_accepted = bool(reply.get("ok")) and request.verb != "ping"
             changed = changed or is_accepted
-            say = self._log.debug if request.verb == "ping" else self._log.info
+            has_effect = request.verb != "ping" and not request.body.get("dry_run")
+            say = self._log.info if has_effect else self._log.debug
             say(
                 "request.accepted" if reply.get("ok") else "request.refused",
                 verb=request.verb[:40],
