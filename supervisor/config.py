@@ -34,6 +34,7 @@ __all__ = [
     "ConfigError",
     "Settings",
     "check_script",
+    "check_slurm_conf",
     "load_settings",
     "parse_run_file",
     "parse_settings",
@@ -269,6 +270,13 @@ def parse_settings(text: str, *, path: Path) -> Settings:
     )
     refuse_first(source, _settings_problems(settings))
     return settings
+
+
+def check_slurm_conf(settings: Settings) -> None:
+    """Raise ConfigError when the Slurm configuration that was chosen is not there: no waiting brings it."""
+    conf = settings.slurm.conf
+    if conf is not None and not conf.is_file():
+        raise ConfigError(f"{conf}: no such file; [slurm] conf (or SLURM_CONF) names Slurm's configuration, slurm.conf")
 
 
 def state_dir(env: Mapping[str, str]) -> Path:

@@ -9,7 +9,7 @@ import structlog
 
 from supervisor.cli.main import EXIT_DEFECT, judge_error
 from supervisor.cli.options import config_option
-from supervisor.config import Settings
+from supervisor.config import Settings, check_slurm_conf
 from supervisor.logs import LEVELS, configure_logs
 
 
@@ -22,6 +22,7 @@ from supervisor.logs import LEVELS, configure_logs
 def daemon(*, settings: Settings, once: bool, dry_run: bool, observe_only: bool, log_level: str) -> int:
     """Run the service until SIGTERM. Jobs go on without it; the next start adopts them."""
     configure_logs(level=log_level)
+    check_slurm_conf(settings)
     if observe_only:
         settings = dataclasses.replace(settings, observe_only=True)
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_FAILED
 from supervisor.cli.nodes import slurm_client
 from supervisor.cli.options import config_option, json_option
-from supervisor.config import Settings
+from supervisor.config import Settings, check_slurm_conf
 from supervisor.ledger import LedgerError
 from supervisor.reports.table import Table, print_table, render_json
 from supervisor.store import Store
@@ -30,11 +32,16 @@ _DISTRIBUTIONS = ("slurm-supervisor", "click", "msgspec", "sqlite-utils", "struc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at. `ok` None: told, not judged."""
+    """One thing that was looked at. `ok` None: told, not judged, or a warning."""
 
     what: str
     ok: bool | None
     detail: str
+    is_warning: bool = False
+
+    @property
+    def word(self) -> str:
+        return "warning" if self.is_warning else {True: "ok", False: "FAILED", None: ""}[self.ok]
 
 
 @click.command()
@@ -46,18 +53,16 @@ def doctor(*, as_json: bool, settings: Settings) -> int:
     Which files were imported, whether the launcher's Python can train, and whether Slurm, the ledger and the daemon
     answer.
 
-    Exit code 1 when something that the service needs is missing.
+    Exit code 1 when something that the service needs is missing; what may be as it is meant to be is a warning.
     """
+    check_slurm_conf(settings)
     findings = (*_read_installation(), *(look(settings) for look in _LOOKS))
     is_ok = all(finding.ok is not False for finding in findings)
     if as_json:
-        checks = [{"what": f.what, "ok": f.ok, "detail": f.detail} for f in findings]
+        checks = [{"what": f.what, "ok": f.ok, "warning": f.is_warning, "detail": f.detail} for f in findings]
         click.echo(render_json({"ok": is_ok, "checks": checks}))
     else:
-        words = {True: "ok", False: "FAILED", None: ""}
-        print_table(
-            Table(columns=("what", "", "detail"), rows=tuple((f.what, words[f.ok], f.detail) for f in findings))
-        )
+        print_table(Table(columns=("what", "", "detail"), rows=tuple((f.what, f.word, f.detail) for f in findings)))
     return 0 if is_ok else EXIT_FAILED
 
 
@@ -106,6 +111,40 @@ def _look_at_client(settings: Settings) -> Finding:
     )
 
 
+def _look_at_launcher(settings: Settings) -> Finding:
+    """Whether the Python that starts the training can: it must be there, and torch must be found by it.
+
+    Asked on this machine and without importing torch; the nodes see the same path, and a run may name another Python.
+    """
+    python = settings.launcher.python
+    if shutil.which(python) is None:
+        return Finding(
+            what="launcher.python", ok=False, detail=f"{python} is not there: set [launcher] python to one on all nodes"
+        )
+    env = {**os.environ, "PYTHONPATH": settings.launcher.pythonpath or os.environ.get("PYTHONPATH", "")}
+    try:
+        asked = subprocess.run(
+            [python, "-P", "-c", _FIND_PARTS], capture_output=True, text=True, check=False, timeout=_PYTHON_S, env=env
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(what="launcher.python", ok=False, detail=f"{python}: {error}")
+    missing = asked.stdout.split()
+    if asked.returncode != 0 or "trainer" in missing:
+        said = asked.stderr.strip().splitlines()[-1:] or ["this project is not installed in it (pip install .)"]
+        return Finding(what="launcher.python", ok=False, detail=f"{python}: {said[0]}")
+    if "torch" in missing:
+        return Finding(what="launcher.python", ok=None, detail=f"{python} has no torch: {_TORCH_CURE}", is_warning=True)
+    return Finding(what="launcher.python", ok=True, detail=f"{python}, with torch")
+
+
+_PYTHON_S = 20.0
+_FIND_PARTS = "import importlib.util as u; print(*(n for n in ('trainer', 'torch') if u.find_spec(n) is None))"
+_TORCH_CURE = (
+    "pip install '.[train]' there, or begin each run's command with the path of a Python that has it: "
+    '["/envs/llm/bin/python", "train.py"]'
+)
+
+
 def _look_at_ledger(settings: Settings) -> Finding:
     try:
         with Store.open_readonly(settings.ledger.path) as store:
@@ -122,4 +161,10 @@ def _look_at_daemon(settings: Settings) -> Finding:
     return Finding(what="daemon", ok=liveness.is_answering, detail=detail)
 
 
-_LOOKS: tuple[Callable[[Settings], Finding], ...] = (_look_at_slurm, _look_at_client, _look_at_ledger, _look_at_daemon)
+_LOOKS: tuple[Callable[[Settings], Finding], ...] = (
+    _look_at_slurm,
+    _look_at_client,
+    _look_at_launcher,
+    _look_at_ledger,
+    _look_at_daemon,
+)

@@ -16,7 +16,7 @@ from supervisor.reports.nodes import events_table, nodes_as_json, nodes_table, r
 from supervisor.reports.table import print_table, render_json
 from supervisor.store import Store
 
-_SLURM_TIMEOUT_S = 5.0
+_SLURM_TIMEOUT_S = 2.0  # what we remember must not wait long for what Slurm says
 
 
 @click.command()
@@ -32,7 +32,8 @@ def nodes(*, node: str | None, as_json: bool, settings: Settings) -> None:
     with Store.open_readonly(settings.ledger.path) as store:
         report = read_nodes(store, records, node=node, slurm_silence=silence)
     if node is not None and not report.nodes and not report.events:
-        raise CommandError(f'nothing is known of a node "{node}"', EXIT_BAD_INPUT)
+        silence_too = "; Slurm, which may know it, does not answer" if silence else ""
+        raise CommandError(f'there is no node "{node}"; `supervisor nodes` lists them{silence_too}', EXIT_BAD_INPUT)
     if as_json:
         click.echo(render_json(nodes_as_json(report)))
         return

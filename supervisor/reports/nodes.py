@@ -37,14 +37,7 @@ def read_nodes(
 ) -> Nodes:
     """What the ledger and Slurm's `records` know of all nodes, or of one; with its newest events."""
     with store.reading():
-        live = {
-            name: run.name
-            for run in store.load_runs(all=False)
-            for attempt in store.load_attempts(run.name)[-1:]
-            if not attempt.is_over
-            for name in attempt.nodes
-        }
-        merged = merge_nodes(records, store.load_nodes(), live)
+        merged = merge_nodes(records, store.load_nodes(), _read_use(store))
         return Nodes(
             nodes=tuple(status for status in merged if node in {None, status.node}),
             events=store.load_node_events(node, events),
@@ -52,10 +45,20 @@ def read_nodes(
         )
 
 
+def _read_use(store: Store) -> dict[str, tuple[str, ...]]:
+    """The runs whose live attempt has a node, by node: runs that need a part of a node may share it."""
+    use: dict[str, tuple[str, ...]] = {}
+    for run in store.load_runs(all=False):
+        for attempt in store.load_attempts(run.name)[-1:]:
+            for node in () if attempt.is_over else attempt.nodes:
+                use[node] = (*use.get(node, ()), run.name)
+    return use
+
+
 def merge_nodes(
-    records: Sequence[NodeRecord], memories: Sequence[NodeMemory], live: Mapping[str, str]
+    records: Sequence[NodeRecord], memories: Sequence[NodeMemory], use: Mapping[str, tuple[str, ...]]
 ) -> tuple[NodeStatus, ...]:
-    """One status per node that either side names, by name. `live`: the run that a node is running."""
+    """One status per node that anybody names, by name. `use`: the runs that a node is running."""
     by_record = {record.name: record for record in records}
     by_memory = {memory.node: memory for memory in memories}
     return tuple(
@@ -63,9 +66,9 @@ def merge_nodes(
             node=name,
             record=by_record.get(name),
             memory=by_memory.get(name),
-            runs=(live[name],) if name in live else (),
+            runs=use.get(name, ()),
         )
-        for name in sorted({*by_record, *by_memory}, key=natural_key)
+        for name in sorted({*by_record, *by_memory, *use}, key=natural_key)
     )
 
 
@@ -121,7 +124,7 @@ def _as_json(status: NodeStatus) -> dict[str, Any]:
 def nodes_table(report: Nodes) -> Table:
     """One line per node."""
     return Table(
-        columns=("node", "slurm", "verdict", "run", "checked (UTC)", "reason"),
+        columns=("node", "slurm", "verdict", "runs", "checked (UTC)", "reason"),
         rows=tuple(_row(status) for status in report.nodes),
     )
 

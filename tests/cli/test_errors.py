@@ -158,6 +158,18 @@ def test_debug_keeps_the_exit_code(service: Service) -> None:
     assert service.call("--debug", "plan").exit_code == 2
 
 
+@pytest.mark.parametrize("words", ["daemon", "doctor"])
+def test_a_slurm_configuration_that_is_not_there_is_told(service: Service, words: str) -> None:
+    config = service.folder / "my.toml"
+    config.write_text('[slurm]\nconf = "/does/not/exist/slurm.conf"\n')
+    assert "/does/not/exist/slurm.conf: no such file" in told(service, words, "--config", str(config), code=2)
+
+
+def test_a_node_that_nobody_knows_is_told_with_where_to_look(service: Service) -> None:
+    service.keep(run())
+    assert 'no node "n9"; `supervisor nodes` lists them' in told(service, "nodes", "n9", code=2)
+
+
 def test_a_second_daemon_is_refused(service: Service) -> None:
     service.keep()
     with runlock.acquire(service.ledger, NOW):

