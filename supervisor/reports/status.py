@@ -8,11 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from supervisor.core.reliability import Mtbf, ettr, run_mtbf
+from supervisor.core.restarts import count_failures, next_start_at
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
 from supervisor.reports.liveness import Liveness
 from supervisor.reports.table import Table, duration, instant, number, one_line
 from supervisor.store import DaemonRow, Store
 
+_REASON_CHARS = 320
 BUSY_S = 30.0  # a daemon that takes connections and showed a sign of life this lately is busy, not frozen
 
 
@@ -28,6 +30,8 @@ class RunStatus:
     interruptions: int  # unplanned
     mtbf: Mtbf | None
     ettr: float | None
+    reason: str = ""  # why it is in this state, in a sentence
+    next_start_at: datetime | None = None  # the end of a back-off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +73,19 @@ def judge_run(
 ) -> RunStatus:
     """One run's status from its records."""
     last = max(attempts, key=lambda a: a.number, default=None)
+    state = state_word(run, last)
+    next_at = _judge_wait(run, attempts, checkpoints, now) if state == "recovering" else None
     return RunStatus(
         run=run,
-        state=state_word(run, last),
+        state=state,
         attempt=last,
-        step=_step(last),
+        step=_step(last, checkpoints),
         verified_step=max((c.step for c in checkpoints if c.state is CheckpointState.VERIFIED), default=None),
         interruptions=sum(1 for interruption in interruptions if not interruption.is_planned),
         mtbf=run_mtbf(attempts, interruptions, now),
         ettr=ettr(attempts, now),
+        reason=_judge_reason(run, state, attempts, next_at),
+        next_start_at=next_at,
     )
 
 
@@ -102,10 +110,38 @@ def state_word(run: Run, last: Attempt | None) -> str:
     return "running"
 
 
-def _step(last: Attempt | None) -> int | None:
+def _step(last: Attempt | None, checkpoints: Sequence[Checkpoint]) -> int | None:
+    """The newest step that the newest attempt is known to have made; it may have saved a newer one than was noted."""
     if last is None:
         return None
-    return last.last_step if last.last_step is not None else last.resume_step or None
+    seen = last.last_step if last.last_step is not None else last.resume_step or None
+    saved = (c.step for c in checkpoints if c.attempt == last.number and c.state is CheckpointState.VERIFIED)
+    return max([*saved, *(() if seen is None else (seen,))], default=None)
+
+
+def _judge_wait(
+    run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], now: datetime
+) -> datetime | None:
+    """When the next attempt may start, while a back-off still lasts."""
+    last = max(attempts, key=lambda a: a.number, default=None)
+    if last is None or not last.is_over:
+        return None
+    at = next_start_at(run.spec.restart, count_failures(run, tuple(attempts), tuple(checkpoints)), last)
+    return at if at is not None and at > now else None
+
+
+def _judge_reason(run: Run, state: str, attempts: Sequence[Attempt], next_at: datetime | None) -> str:
+    """The run's own reason; of a run that recovers, why it must, and until when it waits."""
+    if run.reason and state != "recovering":
+        return run.reason
+    over = max((a for a in attempts if a.is_over), key=lambda a: a.number, default=None)
+    if over is None or over.end is None or state not in {"recovering", "stopped", "held", "finished"}:
+        return run.reason
+    end = f"{over.end}: {over.end_detail}" if over.end_detail else str(over.end)
+    if state != "recovering":
+        return end
+    wait = f"next attempt at {next_at:%H:%M:%S} UTC (back-off); " if next_at else ""
+    return f"{wait}attempt {over.number} ended, {end}"
 
 
 # ---------------------------------------------------------------- as JSON
@@ -170,7 +206,8 @@ def _run_as_json(status: RunStatus) -> dict[str, Any]:
         "mtbf_high_h": mtbf.high_h if mtbf else None,
         "observed_h": mtbf.observed_h if mtbf else None,
         "ettr": status.ettr,
-        "reason": run.reason or None,
+        "reason": status.reason or None,
+        "next_start_at": status.next_start_at,
         "owner_uid": run.owner_uid,
         "run_dir": str(run.spec.run_dir),
         "submitted_at": run.created_at,
@@ -222,20 +259,13 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         str(status.interruptions),
         mtbf_words(status.mtbf),
         number(status.ettr, 3),
-        one_line(_reason(status)),
+        one_line(status.reason, _REASON_CHARS),
     )
 
 
 def _steps(status: RunStatus) -> str:
     final = f"/{status.run.final_step}" if status.run.final_step is not None else ""
     return f"{number(status.step)}{final}"
-
-
-def _reason(status: RunStatus) -> str:
-    last = status.attempt
-    if status.run.reason:
-        return status.run.reason
-    return f"{last.end}: {last.end_detail}" if last and last.is_over and last.end else ""
 
 
 def mtbf_words(mtbf: Mtbf | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -97,6 +98,35 @@ def test_only_a_verified_checkpoint_is_shown_as_verified() -> None:
 def test_a_run_that_has_done_nothing_has_no_numbers() -> None:
     status = judge_run(run(), [], [], [], NOW)
     assert (status.step, status.mtbf, status.ettr, status.interruptions) == (None, None, None, 0)
+
+
+def test_the_step_never_lags_behind_what_the_attempt_has_saved() -> None:
+    running = dataclasses.replace(attempt(1, RUNNING, is_stepping=True), last_step=7)
+    saved = [checkpoint(10, CheckpointState.VERIFIED)]
+    assert judge_run(run(), [running], saved, [], NOW).step == 10
+    assert judge_run(run(), [dataclasses.replace(running, last_step=12)], saved, [], NOW).step == 12
+    assert judge_run(run(), [running], [checkpoint(10, CheckpointState.CORRUPT)], [], NOW).step == 7
+
+
+def ended(number: int) -> Attempt:
+    over = attempt(number, OVER, end=AttemptEnd.FAILED)
+    return dataclasses.replace(over, over_at=NOW, end_detail=f"rank {number} crashed")
+
+
+def test_a_run_that_recovers_says_why() -> None:
+    for live in (PLANNED, SUBMITTED, RUNNING):
+        told = judge_run(run(), [ended(1), attempt(2, live)], [], [], NOW)
+        assert (told.state, "rank 1 crashed" in told.reason) == ("recovering", True)
+    assert judge_run(run(), [ended(1), attempt(2, RUNNING, is_stepping=True)], [], [], NOW).reason == ""
+
+
+def test_a_back_off_is_told_with_its_end() -> None:
+    attempts = [ended(1), ended(2)]
+    told = judge_run(run(), attempts, [], [], NOW)
+    assert told.next_start_at == NOW + timedelta(seconds=SPEC.restart.backoff_s)
+    assert "00:00:15 UTC (back-off)" in told.reason
+    assert judge_run(run(), attempts, [], [], NOW + timedelta(minutes=1)).next_start_at is None
+    assert judge_run(run(RunState.HELD), attempts, [], [], NOW).next_start_at is None
 
 
 def status(liveness: Liveness, *, age_s: float | None, summary: str = "1 runs") -> Status:
