@@ -109,7 +109,7 @@ def test_the_step_never_lags_behind_what_the_attempt_has_saved() -> None:
 
 
 def ended(number: int) -> Attempt:
-    over = attempt(number, OVER, end=AttemptEnd.FAILED)
+    over = attempt(number, OVER, end=AttemptEnd.CRASHED)
     return dataclasses.replace(over, over_at=NOW, end_detail=f"rank {number} crashed")
 
 
