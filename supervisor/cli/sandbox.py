@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from slurm.sandbox import Sandbox, SandboxError
+from slurm.sandbox.spec import STATE_NAME
+from supervisor.accounts import user_name
 
 _DIRECTORY = click.option(
     "--directory",
@@ -55,6 +61,7 @@ def up(
     as_json: bool,
 ) -> None:
     """Start a cluster; it runs until `supervisor sandbox down`."""
+    _refuse_second(directory)
     try:
         started = Sandbox.start(
             nodes=nodes,
@@ -72,14 +79,15 @@ def up(
     click.echo(
         f"{len(started.node_names)} {started.mode} nodes ({started.mode_reason}), idle after {started.cold_start_s} s"
     )
-    click.echo(f'To use it: eval "$(supervisor sandbox env --directory {shlex.quote(str(directory))})"')
+    click.echo(f'To use it: eval "$({_own_command()} sandbox env --directory {shlex.quote(str(started.directory))})"')
 
 
 @sandbox.command()
 @_DIRECTORY
 @_JSON
 def down(*, directory: Path, as_json: bool) -> None:
-    """End the cluster; its logs stay. One that does not run is no error."""
+    """End the cluster; its logs stay. One that has ended already is no error."""
+    _refuse_strange(directory)
     try:
         running = Sandbox.attach(directory)
     except SandboxError:
@@ -100,6 +108,7 @@ def down(*, directory: Path, as_json: bool) -> None:
 def status(*, directory: Path, as_json: bool) -> None:
     """Say whether the cluster runs, and what Slurm says of its nodes. Exit code 1 when it does not run."""
     try:
+        _refuse_others(directory)
         running = Sandbox.attach(directory)
     except SandboxError as error:
         if as_json:
@@ -130,6 +139,95 @@ def env(*, directory: Path, as_json: bool) -> None:
         return
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
+
+
+_NODE_FAULTS: Mapping[str, tuple[Callable[[Sandbox, str], None], str]] = {
+    "power-cut": (Sandbox.power_cut, "has no power: its processes are gone"),
+    "cable-cut": (Sandbox.cable_cut, "can reach nobody; its processes run on"),
+    "freeze": (Sandbox.freeze, "is frozen: its processes stand still"),
+    "revive": (Sandbox.revive, "is whole again; Slurm sees it within a few seconds"),
+}
+_CONTROLLER_FAULTS: Mapping[str, tuple[Callable[[Sandbox], None], str]] = {
+    "freeze-controller": (Sandbox.freeze_controller, "slurmctld takes connections and answers nothing"),
+    "thaw-controller": (Sandbox.thaw_controller, "slurmctld goes on"),
+    "stop-controller": (Sandbox.stop_controller, "slurmctld has saved its state and ended"),
+    "start-controller": (Sandbox.start_controller, "slurmctld runs again, from its saved state"),
+}
+
+
+@sandbox.command()
+@click.argument("name", type=click.Choice([*_NODE_FAULTS, *_CONTROLLER_FAULTS]))
+@click.argument("node", required=False)
+@_DIRECTORY
+@_JSON
+def fault(*, name: str, node: str | None, directory: Path, as_json: bool) -> None:
+    """Break a node or the controller, or mend it.
+
+    Of a NODE: power-cut, cable-cut (isolated nodes only), freeze; revive undoes all three. Of the controller, without a
+    NODE: freeze-controller and thaw-controller, stop-controller and start-controller.
+    """
+    try:
+        done = _break(Sandbox.attach(directory), name, node)
+    except SandboxError as error:
+        raise _Refused(str(error)) from None
+    click.echo(json.dumps({"fault": name, "node": node}) if as_json else done)
+
+
+def _break(running: Sandbox, name: str, node: str | None) -> str:
+    if name in _CONTROLLER_FAULTS:
+        if node is not None:
+            raise SandboxError(f"{name} is about the controller: it takes no node")
+        act, words = _CONTROLLER_FAULTS[name]
+        act(running)
+        return words
+    if node not in running.node_names:
+        which = f"no node {node} in this sandbox" if node else f"{name} needs a node"
+        raise SandboxError(f"{which}; it has {', '.join(running.node_names)}")
+    act_on, words = _NODE_FAULTS[name]
+    act_on(running, node)
+    return f"{node} {words}"
+
+
+def _refuse_second(directory: Path) -> None:
+    try:
+        _refuse_others(directory)
+        running = Sandbox.attach(directory)
+    except SandboxError:
+        return
+    raise _Refused(
+        f"a sandbox runs in {running.directory} already; end it with `{_own_command()} sandbox down --directory "
+        f"{shlex.quote(str(running.directory))}`"
+    )
+
+
+def _refuse_strange(directory: Path) -> None:
+    """Refuse a folder that has never held a sandbox, or holds somebody else's."""
+    try:
+        _refuse_others(directory)
+    except SandboxError as error:
+        raise _Refused(str(error)) from None
+
+
+def _refuse_others(directory: Path) -> None:
+    """SandboxError for a folder without a sandbox, and for one that this account did not start."""
+    path = directory.resolve() / STATE_NAME
+    try:
+        owner_uid = path.stat().st_uid
+    except OSError:
+        raise SandboxError(f"no sandbox in {directory}: there is no {path} to be seen") from None
+    if owner_uid != os.geteuid():
+        raise SandboxError(
+            f"the sandbox in {directory} belongs to {user_name(owner_uid)}: only that account can use it"
+        )
+
+
+def _own_command() -> str:
+    """How this command can be called again from any folder."""
+    own = Path(sys.executable).with_name("supervisor")
+    if not own.exists():
+        return shlex.join([sys.executable, "-m", "supervisor"])
+    found = shutil.which("supervisor")
+    return "supervisor" if found and Path(found).resolve() == own.resolve() else shlex.quote(str(own))
 
 
 def _facts(running: Sandbox) -> dict[str, object]:

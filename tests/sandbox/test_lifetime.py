@@ -140,7 +140,46 @@ def test_the_command_line_starts_shows_and_ends_a_sandbox(tmp_path: Path) -> Non
     assert call("down") == {"stopped": False}
 
 
-def test_the_command_line_refuses_with_one_line_and_code_two(tmp_path: Path) -> None:
-    done = CliRunner().invoke(command, ["env", f"--directory={tmp_path}"])
+@pytest.mark.parametrize("words", ["env", "down", "fault freeze n1"])
+def test_the_command_line_refuses_with_one_line_and_code_two(tmp_path: Path, words: str) -> None:
+    done = CliRunner().invoke(command, [*words.split(), f"--directory={tmp_path}"])
     assert done.exit_code == 2
+    assert "no sandbox in" in done.output
     assert len(done.output.splitlines()) == 1
+
+
+def test_somebody_elses_sandbox_is_neither_shown_nor_ended(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("another account's files need root")
+    state = tmp_path / "sandbox.json"
+    state.write_text("{}")
+    os.chown(state, 12345, 12345)
+    for word, code in (("status", 1), ("down", 2)):
+        done = CliRunner().invoke(command, [word, f"--directory={tmp_path}"])
+        assert done.exit_code == code
+        assert "belongs to uid 12345" in done.output
+
+
+def test_faults_by_name_break_and_mend_a_cluster(tmp_path: Path) -> None:
+    def call(*argv: str, code: int = 0) -> str:
+        done = CliRunner().invoke(command, [*argv, f"--directory={tmp_path}"])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    up = call("up", "--nodes=2")
+    try:
+        assert f"sandbox env --directory {tmp_path}" in up
+        assert "sandbox down" in call("up", code=2)
+        running = Sandbox.attach(tmp_path)
+        assert call("fault", "power-cut", "n2").startswith("n2 has no power")
+        assert running.node_pids("n2") == ()
+        call("fault", "revive", "n2")
+        assert running.node_pids("n2")
+        call("fault", "freeze-controller")
+        call("fault", "thaw-controller")
+        assert "it has n1, n2" in call("fault", "freeze", "n9", code=2)
+        assert "needs a node" in call("fault", "freeze", code=2)
+        assert "takes no node" in call("fault", "stop-controller", "n1", code=2)
+        assert "power-cut" in call("fault", "explode", code=2)
+    finally:
+        call("down")
