@@ -112,7 +112,7 @@ class Daemon:
         self._beat_every_s = (watchdog_interval_s() or _BEAT_EVERY_S) / 3
         self._is_stopping = False
         self._said: dict[str, str] = {}
-        self._backed_up_mono = time.monotonic()
+        self._backed_up_mono = time.monotonic() - max(0.0, store.backup_age_s(clock.now()))
 
     # ---- one turn
 
@@ -202,8 +202,12 @@ class Daemon:
         notify("WATCHDOG=1")
 
     def _maintain(self) -> None:
-        if time.monotonic() - self._backed_up_mono < _BACKUP_EVERY_S:
-            return
+        displacement = self._store.find_displacement()
+        if displacement is not None:
+            self._store.backup_beside(self._clock.now())  # what is open is whole: the next start goes on from it
+            raise LedgerDamaged(displacement)
+        if time.monotonic() - self._backed_up_mono < _BACKUP_EVERY_S or not self._store.load_runs():
+            return  # no backup of an empty ledger: it would be taken for one that knows what runs
         self._backed_up_mono = time.monotonic()
         now = self._clock.now()
         damage = self._store.find_damage()

@@ -8,6 +8,7 @@ transaction is open. Files, damage and backups: supervisor.ledger; rows: supervi
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -558,11 +559,13 @@ class Store:
         ledger.remove_old_backups(self.path, keep)
         return path
 
-    def find_damage(self) -> str | None:
-        """What is wrong with the open file, or None: for a periodic check.
+    def backup_age_s(self, now: datetime) -> float:
+        """Seconds since the newest backup beside the ledger; infinite without one."""
+        newest = ledger.list_backups(self.path)[-1:]
+        return now.timestamp() - newest[0].stat().st_mtime if newest else math.inf
 
-        Finds a ledger that was replaced or removed under the daemon, and a -wal that a clean-up took away.
-        """
+    def find_displacement(self) -> str | None:
+        """Whether the open file or its -wal was removed or replaced under the daemon: quick, for every cycle."""
         try:
             if self.path.stat().st_ino != self._file:
                 return f"{self.path} was replaced by another file while it was open"
@@ -571,6 +574,13 @@ class Store:
         mode = self._rows("PRAGMA journal_mode")[0]["journal_mode"]
         if mode == "wal" and not self.path.with_name(self.path.name + "-wal").exists():
             return f"{self.path.name}-wal was removed while the ledger was open"
+        return None
+
+    def find_damage(self) -> str | None:
+        """What is wrong with the open file, or None: reads all of it, for a periodic check."""
+        displacement = self.find_displacement()
+        if displacement is not None:
+            return displacement
         found = [next(iter(row.values())) for row in self._rows("PRAGMA quick_check(3)")]
         return None if found == ["ok"] else "; ".join(found)
 

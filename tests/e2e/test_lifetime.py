@@ -98,3 +98,21 @@ def test_a_daemon_killed_while_checkpoints_are_verified_and_pruned_and_people_to
     published = stage.run().spec.paths.checkpoints().glob(f"*/{MANIFEST_NAME}")
     assert {str(manifest.parent) for manifest in published} == kept
     assert [job.job_id for job in stage.jobs()] == [job_id]
+
+
+@pytest.mark.parametrize("taken", ["ledger.db", "ledger.db-wal"])
+def test_a_ledger_that_is_removed_under_the_daemon_costs_nothing_that_it_knew(stage: Stage, taken: str) -> None:
+    stage.submit("r")
+    job_id = stage.await_step(1).job_id
+    stage.wait("a backup of the first hour", lambda: list(stage.directory.glob("ledger.db.backup-*")))
+    (stage.directory / taken).unlink()
+    daemon = stage.daemon
+    assert daemon is not None
+    stage.wait("its end", lambda: daemon.poll() is not None)
+    stage.start_daemon()
+    assert stage.status()["daemon"]["paused"] == (taken == "ledger.db")
+    stage.do("resume")
+    assert stage.attempt(1).job_id == job_id
+    step = stage.attempt(1).last_step or 0
+    stage.wait("a later step", lambda: (stage.attempt(1).last_step or 0) > step)
+    assert [job.job_id for job in stage.jobs()] == [job_id]
