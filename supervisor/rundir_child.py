@@ -343,15 +343,16 @@ def inspect_checkpoint(path: Path, step: int, attempt: int) -> CheckpointView:
             files=len(manifest.files),
             samples=manifest.samples,
         )
-        fault = _find_fault(folder, manifest, step, attempt)
+        fault = _find_fault(folder, manifest, path)
         if fault:
             return replace(view, detail=fault)
         return _add_verification(replace(view, is_complete=True), folder, xxhash.xxh3_128_hexdigest(data))
 
 
-def _find_fault(folder: int, manifest: Manifest, step: int, attempt: int) -> str:
-    if (manifest.step, manifest.attempt) != (step, attempt):
-        return f"{MANIFEST_NAME} is of step {manifest.step}, attempt {manifest.attempt}"
+def _find_fault(folder: int, manifest: Manifest, path: Path) -> str:
+    run = path.parents[1].name  # a run's folder has its name
+    if manifest.run != run or contract.checkpoint_name(manifest.step, manifest.attempt) != path.name:
+        return f"{MANIFEST_NAME} is of run {manifest.run}, step {manifest.step}, attempt {manifest.attempt}"[:500]
     for file in manifest.files:
         fault = _find_file_fault(folder, file)
         if fault:

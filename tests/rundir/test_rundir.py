@@ -274,6 +274,17 @@ def test_a_manifest_of_another_step_makes_it_incomplete(
     assert (view.step, view.is_complete) == (11, False)
 
 
+def test_a_checkpoint_of_another_run_is_none_of_this_one_whatever_says_that_it_is_verified(
+    reader: RunDirReader, paths: RunPaths, publish: Publish
+) -> None:
+    write_verification(publish(10), ok=True)
+    renamed = RunPaths(paths.run_dir.with_name("other"))
+    paths.run_dir.rename(renamed.run_dir)
+    view = only_checkpoint(read(reader, renamed))
+    assert (view.is_complete, view.is_verified_by_nodes) == (False, False)
+    assert "run run" in view.detail
+
+
 def write_verification(folder: Path, *, ok: bool, manifest: bytes | None = None) -> None:
     data = (folder / contract.MANIFEST_NAME).read_bytes() if manifest is None else manifest
     record = VerificationRecord(
