@@ -374,6 +374,12 @@ def test_a_job_is_not_gone_in_an_answer_from_before_it_was_submitted() -> None:
     assert attempts_in(plan_for(world(young), snapshot(view=view()))) == {}
 
 
+def test_somebody_elses_job_under_a_wrapped_id_is_not_cancelled() -> None:
+    young = over(is_job_gone=False, submitted_at=ago(3))
+    plan = plan_for(world(young), snapshot(job(comment="sup:other:9"), view=view()))
+    assert (attempts_in(plan), intents_of(plan, CANCEL)) == ({}, ())
+
+
 def test_an_ended_attempt_without_a_job_has_none_to_wait_for() -> None:
     assert attempt_in(plan_for(world(over(is_job_gone=False, job_id=None)), snapshot(view=view()))).is_job_gone
 

@@ -166,7 +166,7 @@ def clear_jobs(draft: Draft, run: str) -> None:
             continue
         draft.ask_slurm()
         draft.wake_within(0.3)
-        if _ends_by_itself(draft, attempt):
+        if _ends_by_itself(draft, attempt) or _is_anothers(draft, attempt):
             continue
         is_paused = draft.world.is_paused and attempt.end is not AttemptEnd.STOPPED
         if not is_paused and not draft.policy.is_observe_only and not _was_cancelled_just_now(draft, attempt.job_id):
@@ -206,6 +206,13 @@ def _ends_by_itself(draft: Draft, attempt: Attempt) -> bool:
     if attempt.exit_code is None or attempt.over_at is None:
         return False
     return (draft.now - attempt.over_at).total_seconds() < _OWN_END_S
+
+
+def _is_anothers(draft: Draft, attempt: Attempt) -> bool:
+    """Under the attempt's job id an answer shows somebody else's job, from before ours or after it: ids wrap."""
+    jobs = draft.snapshot.jobs
+    job = jobs.value.get(attempt.job_id) if isinstance(jobs, Fresh) and attempt.job_id is not None else None
+    return job is not None and not attempt_rules.is_own(job, attempt)
 
 
 def _is_gone(draft: Draft, attempt: Attempt) -> bool:
