@@ -132,7 +132,7 @@ class SweepSettings:
 class LauncherSettings:
     """What runs the launcher on the nodes: must exist there under the same path."""
 
-    python: str = sys.executable  # the interpreter, with this package installed
+    python: str = sys.executable  # the interpreter, with this package, and torch unless commands name a Python
     pythonpath: str = ""  # put in front of PYTHONPATH of the launcher; empty: nothing
 
 

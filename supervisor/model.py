@@ -98,7 +98,7 @@ class HealthSpec:
 class RunSpec:
     """A run file, checked (see supervisor.config.parse_run_file)."""
 
-    name: str  # letters, digits, dot, dash and underscore; one live run per name
+    name: str  # letters, digits, dot, dash and underscore; used once, also after the run is over
     command: tuple[str, ...]  # the training script and its arguments, as a list
     root: Path  # holds the run's directory; on a file system that head and compute nodes share
     nodes: NodesSpec
