@@ -19,6 +19,7 @@ from supervisor.model import (
     Attempt,
     AttemptEnd,
     AttemptState,
+    Fresh,
     Intent,
     IntentKind,
     Interruption,
