@@ -217,8 +217,8 @@ def _set_pause(asked: Asked, *, is_paused: bool) -> Decision:
         return _refuse(CONFLICT, f"run {run.name} is {run.state}{_way_on(run)}")
     if run.is_paused == is_paused:
         return _nothing_to_do(request, run, "paused already" if is_paused else f"not paused{_way_on(run)}")
-    # What was true of the pause must not stand as the reason of a run that goes on.
-    reason = _by(request) if is_paused else run.reason if run.state is not RunState.ACTIVE else ""
+    # Why a run is held stays said; what was true of a pause must not stand as the reason of a run that goes on.
+    reason = run.reason if run.state is not RunState.ACTIVE else _by(request) if is_paused else ""
     word = f"paused: {_PAUSED}" if is_paused else f"resumed{_way_on(run)}"
     return _change(asked, run, f"run {run.name} is {word}", is_paused=is_paused, reason=reason)
 

@@ -94,6 +94,23 @@ def test_a_shared_folder_is_seen_by_a_real_node(cluster: Sandbox, tmp_path: Path
 
 
 @pytest.mark.slurm
+def test_a_node_that_is_busy_in_part_is_asked_too(cluster: Sandbox, tmp_path: Path) -> None:
+    client = CliClient(parent={**os.environ, **cluster.env}, timeout_s=10)
+    script = ("-N2", "-n2", "-c1", "--mem=1", "-o/dev/null", "--parsable", "--wrap=sleep 60")
+    job_id = int(cluster.run("sbatch", *script).stdout)
+    try:
+        deadline = time.monotonic() + 20
+        while any(node.base is not NodeBase.MIXED for node in client.fetch_nodes().nodes):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        seen = ask(cluster, tmp_path, spec(options=("--mem=1",)))
+    finally:
+        client.cancel(job_id)
+        await_idle(client)
+    assert seen.is_seen is True
+
+
+@pytest.mark.slurm
 def test_after_the_question_every_node_is_idle_again(cluster: Sandbox, tmp_path: Path) -> None:
     ask(cluster, tmp_path)
     nodes = CliClient(parent={**os.environ, **cluster.env}, timeout_s=10).fetch_nodes().nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -244,6 +245,13 @@ def test_a_resumed_run_does_not_keep_the_pause_as_its_reason() -> None:
     assert ledger.runs["llama"].reason == "paused by root"
     asked(ledger, "resume", peer(0), run="llama")
     assert ledger.runs["llama"].reason == ""
+
+
+def test_a_pause_does_not_hide_why_a_run_is_held() -> None:
+    ledger = Ledger(dataclasses.replace(run(RunState.HELD), reason="three fruitless attempts"))
+    for verb in ("pause", "resume"):
+        asked(ledger, verb, run="llama")
+        assert ledger.runs["llama"].reason == "three fruitless attempts"
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume"])
