@@ -529,7 +529,7 @@ class DrainPolicy:
     """Bounds of what may be drained."""
 
     is_enabled: bool = True
-    max_nodes: int = 5  # per window, ours and others' drains of drainable nodes counted
+    max_nodes: int = 5  # drains by us per window
     max_fraction: float = 0.1  # of the cluster's nodes, per window; at least one node
     window_s: float = 3600.0
     sweeps_to_drain: int = 2  # failed sweeps in a row before a check drains a node

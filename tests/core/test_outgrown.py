@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm.types import JobFlag, JobState, NodeBase, NodeRecord
 from supervisor.core.attempts import judge_end
 from supervisor.core.nodes import judge_silence
-from supervisor.model import AttemptEnd, AttemptState
+from supervisor.model import AttemptEnd, AttemptState, Policy
 from tests.core.builders import (
     ago,
     attempt,
@@ -16,6 +16,7 @@ from tests.core.builders import (
     node,
     plan_for,
     ports,
+    progress,
     sight,
     snapshot,
     view,
@@ -74,3 +75,12 @@ def test_one_node_of_three_that_fails_its_start_check_is_named() -> None:
 
 def test_start_checks_that_fail_on_most_nodes_name_none() -> None:
     assert checked("n1", "n2") == ()
+
+
+def test_observing_only_gives_nothing_up() -> None:
+    stalled = view(progress=progress(unchanged_s=10_000))
+    known, seen = world(attempt(nodes=("n1",))), snapshot(job(1, nodes=("n1",)), view=stalled)
+    ends = [
+        attempts_in(plan_for(known, seen, Policy(is_observe_only=only))).get(1, WAITING).end for only in (False, True)
+    ]
+    assert ends == [AttemptEnd.STALLED, None]

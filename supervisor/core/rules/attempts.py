@@ -56,11 +56,16 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         failed_by_slurm=node_rules.judge_slurm_failure(sight, draft.snapshot),
         smaller=_choose_smaller(draft, run, attempt),
     )
-    ended = attempt_rules.judge_end(sight, is_paused=draft.world.is_paused or run.is_paused)
+    ended = attempt_rules.judge_end(sight, is_paused=_gives_nothing_up(draft, run))
     if ended is not None:
         _end_attempt(draft, sight, ended)
     elif sight.job is not None and sight.job.is_ended:
         draft.ask_slurm()
+
+
+def _gives_nothing_up(draft: Draft, run: Run) -> bool:
+    """True while nothing that runs may be ended by us: only ends that have happened count then."""
+    return draft.world.is_paused or run.is_paused or draft.policy.is_observe_only
 
 
 def _choose_smaller(draft: Draft, run: Run, attempt: Attempt) -> int:

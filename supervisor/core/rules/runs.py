@@ -20,6 +20,7 @@ from supervisor.model import (
 )
 from trainer.contract import RunPaths
 
+_SAY_AFTER_S = 60.0  # what holds a restart up for longer is the run's reason
 _CANDIDATES = 61  # nodes beside the run's own size whose ports are looked at before a restart
 _CANDIDATES_WAIT_S = 3.0
 
@@ -142,7 +143,10 @@ def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_r
     for checkpoint in resume.read_back:
         intend_verify(draft, checkpoint, "to be read back before the run resumes from it")
     if resume.read_back:
-        draft.note(f"{run.name}: checkpoint step {resume.read_back[0].step} is read back before the restart")
+        text = f"waiting: checkpoint step {resume.read_back[0].step} is read back before the restart"
+        draft.note(f"{run.name}: {text}")
+        if last is not None and last.over_at is not None and (draft.now - last.over_at).total_seconds() > _SAY_AFTER_S:
+            draft.put(replace(run, reason=text), text)
         draft.wake_within(0.5)
         return None
     return resume
