@@ -218,7 +218,14 @@ def judge_end(sight: Sight, *, is_paused: bool = False) -> Ended | None:
     While paused only ends that have happened count: nothing that still runs is given up.
     """
     rows = [row for row in _END_ROWS if not (is_paused and row in _GIVING_UP)]
-    return next((ended for row in rows if (ended := row(sight)) is not None), None)
+    ended = next((ended for row in rows if (ended := row(sight)) is not None), None)
+    return replace(ended, nodes=_own_nodes(sight, ended.nodes)) if ended is not None else None
+
+
+def _own_nodes(sight: Sight, named: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that Slurm gave the attempt: files of a run are its owner's, and could name anybody's node."""
+    own = {*sight.attempt.nodes, *(sight.job.nodes if sight.job is not None else ())}
+    return tuple(node for node in named if node in own)
 
 
 def _stopped(sight: Sight) -> Ended | None:

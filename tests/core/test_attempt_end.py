@@ -100,6 +100,17 @@ def test_an_exit_record_of_another_attempt_says_nothing() -> None:
     assert judge_end(sight(attempt(2), job(2), view=view(2, exit=exit_record(0, number=1)))) is None
 
 
+def test_a_node_that_the_job_never_had_is_not_condemned_by_the_jobs_own_files() -> None:
+    failed = CheckResult(check="disk", ok=False, detail="full")
+    report = NodeReport(attempt=1, node="n9", host="n9", time=0.0, checks=(failed,))
+    for reports in ((report,), ()):
+        record = exit_record(contract.EXIT_NODE_CHECK_FAILED, node="n9")
+        ended = judge_end(sight(attempt(), job(), view=view(exit=record, node_reports=reports)))
+        assert end_of(ended) is AttemptEnd.NODE_CHECK
+        assert ended is not None
+        assert ended.nodes == ()
+
+
 def test_every_node_whose_own_report_holds_a_failed_check_is_named() -> None:
     failed, passed = CheckResult(check="disk", ok=False, detail="full"), CheckResult(check="disk", ok=True)
     unknown = CheckResult(check="disk", ok=None, detail="time-out")
