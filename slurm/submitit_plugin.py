@@ -385,6 +385,10 @@ class SupervisedExecutor(core.PicklingExecutor):
 
     def _render_run_file(self, name: str) -> str:
         independent = utils.JobPaths.get_first_id_independent_folder(self.folder)
+        root = self.parameters.get("root")
+        if root is None:  # beside the pickles, which the nodes see; a root of the user's own is the user's to make
+            root = independent / "runs"
+            root.mkdir(exist_ok=True)
         return render_run_file(
             self.parameters,
             name=name,
@@ -399,7 +403,7 @@ class SupervisedExecutor(core.PicklingExecutor):
                 name,
                 os.environ.get("PYTHONPATH", ""),
             ),
-            root=Path(self.parameters.get("root") or independent / "runs").expanduser().absolute(),
+            root=Path(root).expanduser().absolute(),
             workdir=Path.cwd(),
         )
 
