@@ -170,6 +170,7 @@ class _Node:
     address: str = ""
     connected_at: float | None = None
     beat_at: float | None = None
+    closed_at: float | None = None  # its connection ended, and none has come in its place
     is_checked: bool = False
     failed: str = ""
     port: int = 0
@@ -237,6 +238,7 @@ class Launcher:
         for event in self._server.poll(_POLL_S):
             self._take(event)
         self._look_at_srun()
+        self._look_for_dead_agents()
         verdict = self._take_signals() or self._look_for_silence()
         if verdict is None:
             verdict = self._decide_start() if self._go is None else self._look_at_ends()
@@ -344,9 +346,11 @@ class Launcher:
     def _take(self, event: BeatEvent) -> None:
         node = self._nodes[event.node]
         if event.kind == "closed":
+            node.closed_at = time.monotonic()
             return
         node.beat_at = time.monotonic()
         if event.kind == "connected":
+            node.closed_at = None
             node.address = event.address
             if node.connected_at is None:
                 node.connected_at = node.beat_at
@@ -446,6 +450,17 @@ class Launcher:
         reason = f"no beat from {', '.join(silent)} for more than {self._spec.silent_after_s:g} s"
         return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=first)
 
+    def _look_for_dead_agents(self) -> None:
+        """An agent that was killed: srun tells of it only when the last process that it left has ended.
+
+        A kernel that closes a connection is alive, so this is no silent node; one that goes down closes them too, and
+        is given the time in which the service finds it silent.
+        """
+        limit = time.monotonic() - 2 * self._spec.silent_after_s
+        for node in self._nodes.values():
+            if node.end is None and node.closed_at is not None and node.closed_at < limit:
+                self._end_node(NodeEnd(node=node.name, exit_code=1, reason="its agent ended without a word"))
+
     def _look_for_silence(self) -> Verdict | None:
         now = time.monotonic()
         for node in self._nodes.values():
@@ -471,6 +486,8 @@ class Launcher:
         for node in self._nodes.values():
             if node.beat_at is not None:
                 node.beat_at += gap_s
+            if node.closed_at is not None:
+                node.closed_at += gap_s
 
     def _is_wavering(self, name: str, now: float) -> bool:
         """Neither surely alive nor surely silent: the next second decides."""

@@ -263,6 +263,19 @@ def test_a_killed_agent_is_named_with_what_srun_says_of_it(attempt: Attempt) -> 
     assert (record.exit_code, record.node) == (137, "n2")
 
 
+def test_a_killed_agent_ends_the_attempt_while_srun_waits_for_what_it_left_behind(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIG_SILENT_S", "30")
+    (attempt.rig / "srun.mute").touch()
+    attempt.start(SLEEP, nodes=2, silent_after_s=0.5)
+    assert eventually(lambda: attempt.is_up(0, 1))
+    os.kill(attempt.agent_pid("n2"), signal.SIGKILL)
+    record = attempt.end()
+    assert (record.exit_code, record.node) == (1, "n2")
+    assert "without a word" in record.reason
+
+
 def test_a_node_without_its_launcher_stops_its_ranks(attempt: Attempt) -> None:
     attempt.start(SLEEP, nodes=2)
     assert eventually(lambda: attempt.is_up(0, 1))
