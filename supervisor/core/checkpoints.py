@@ -158,13 +158,19 @@ def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, si
 
 
 def choose_prunable(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec) -> tuple[Checkpoint, ...]:
-    """Checkpoints that may be removed: older than the last `keep_last` VERIFIED ones (never fewer than two)."""
+    """Checkpoints that may be removed: older than the last `keep_last` VERIFIED ones (never fewer than two).
+
+    The newest one that the head node itself has read back stays: what the job says of its newer ones is not proof.
+    """
     verified = sorted((c for c in checkpoints if c.state is CheckpointState.VERIFIED), key=lambda c: c.key)
     kept = verified[-max(2, spec.keep_last) :]
     if len(kept) < max(2, spec.keep_last):
         return ()
     oldest_kept = kept[0].key
-    return tuple(c for c in checkpoints if c.key < oldest_kept and c.state is not CheckpointState.PRUNED)
+    proven = max((c.key for c in verified if c.verified_by == "head"), default=None)
+    return tuple(
+        c for c in checkpoints if c.key < oldest_kept and c.key != proven and c.state is not CheckpointState.PRUNED
+    )
 
 
 def newest_verified(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:

@@ -244,6 +244,19 @@ def is_fit(record: NodeRecord, memory: NodeMemory | None) -> bool:
 _ALIVE = frozenset({NodeBase.IDLE, NodeBase.ALLOCATED, NodeBase.MIXED})
 
 
+def judge_probation(memory: NodeMemory, record: NodeRecord, asked_at: datetime, window_s: float) -> NodeMemory | None:
+    """The memory of a broken node that nobody drained, once Slurm has called it usable a whole window later.
+
+    A sweep that it passes heals it sooner; without sweeps it would be left out for ever.
+    """
+    if memory.verdict is not Verdict.BROKEN or memory.drained_at is not None or memory.failing:
+        return None
+    is_usable = record.availability is NodeAvailability.USABLE and not record.is_withdrawn
+    if not is_usable or (asked_at - memory.since_at).total_seconds() < window_s:
+        return None
+    return NodeMemory(node=memory.node, since_at=asked_at, checked_at=memory.checked_at)
+
+
 def judge_drift(memory: NodeMemory, record: NodeRecord, asked_at: datetime) -> NodeMemory | None:
     """The memory after someone else touched the drain of a broken node; None while it stands as it is known.
 

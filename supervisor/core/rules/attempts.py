@@ -30,6 +30,8 @@ from supervisor.model import (
 )
 
 _CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
+_UNREADABLE = "the run directory can't be read"
+_UNREADABLE_TELL_S = 180.0
 _OWN_END_S = 10.0  # a job whose launcher has said how it ended gets this long to end by itself
 
 
@@ -41,6 +43,7 @@ def judge_attempt(draft: Draft, run: Run) -> None:
     if attempt.state is AttemptState.PLANNED:
         _judge_planned(draft, run, attempt)
         return
+    _tell_unreadable(draft, run)
     sight = attempt_rules.find_sight(run, attempt, draft.snapshot, draft.now)
     attempt = attempt_rules.fold_attempt(sight)
     sight = replace(sight, attempt=attempt)
@@ -61,6 +64,18 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         _end_attempt(draft, sight, ended)
     elif sight.job is not None and sight.job.is_ended:
         draft.ask_slurm()
+
+
+def _tell_unreadable(draft: Draft, run: Run) -> None:
+    """While a run directory can't be read nobody knows how the training is: after some minutes a person should."""
+    view, known = draft.snapshot.runs.get(run.name), draft.runs[run.name]
+    is_long = isinstance(view, Stale) and (draft.now - view.since_at).total_seconds() > _UNREADABLE_TELL_S
+    if isinstance(view, Stale) and is_long:
+        text = f"{_UNREADABLE}: {view.why}"
+        draft.tell(f"unreadable:{run.name}:{view.since_at:%s}", f"run {run.name}: {text}", run=run.name)
+        draft.put(replace(known, reason=text), text)
+    elif not isinstance(view, Stale) and known.reason.startswith(_UNREADABLE):
+        draft.put(replace(known, reason=""), "the run directory can be read again")
 
 
 def _gives_nothing_up(draft: Draft, run: Run) -> bool:

@@ -55,6 +55,12 @@ def learn_drift(draft: Draft) -> None:
         record = nodes.value.get(memory.node)
         if record is None or _is_draining(draft, memory.node):
             continue
+        healed = node_rules.judge_probation(memory, record, nodes.asked_at, draft.policy.drain.window_s)
+        if healed is not None:
+            why = f"usable for Slurm, and its last fault is {draft.policy.drain.window_s:.0f} s ago: {memory.reason}"
+            draft.put(healed, why)
+            draft.put(NodeEvent(node=memory.node, at=draft.now, event="node.trusted_again", detail=why), why)
+            continue
         after = node_rules.judge_drift(memory, record, nodes.asked_at)
         if after is not None:
             lifted = after.verdict is Verdict.HEALTHY
