@@ -198,8 +198,13 @@ class Executor:
         reader = self._owners.reader(run)
         view = reader.read(run.name, run.spec.run_dir, attempt.number, is_final=False, deadline_s=_READ_DEADLINE_S)
         if view.exit is not None:
-            return view.exit.job_id
-        return view.launch.value.job_id if view.launch is not None else None
+            job_id = view.exit.job_id
+        elif view.launch is not None:
+            job_id = view.launch.value.job_id
+        else:
+            return None
+        # The owner wrote that number: a job that Slurm still lists under it has another token, so it is not ours.
+        return None if any(job.job_id == job_id for job in self._client.fetch_jobs().jobs) else job_id
 
     def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
         return replace(attempt, state=AttemptState.SUBMITTED, job_id=job_id, submitted_at=self._clock.now())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm.types import JobState
+from slurm.types import JobState, SubmitRequest
 from supervisor.config import NotifySettings, Settings
 from supervisor.execute import Executor, render_attempt_spec
 from supervisor.model import (
@@ -230,6 +230,20 @@ def test_a_job_that_ran_and_was_forgotten_while_the_daemon_was_down_is_known_by_
         )
     bench.after(900)
     assert (bench.attempt.job_id, len(bench.slurm.jobs())) == (1, 1)
+
+
+def test_a_trace_that_names_somebody_elses_live_job_is_not_believed(bench: Bench) -> None:
+    """The owner of the run directory wrote the number; as root we would cancel it one day."""
+    bench.slurm.plan("submit", Fault.LOST_REQUEST)
+    submit(bench)
+    bench.settle()
+    theirs = SubmitRequest(
+        script=Path("/x/batch.sh"), token="other", job_name="theirs", nodes=1, output=Path("/x/job.log")
+    )
+    victim = bench.slurm.submit(theirs).job_id
+    bench.disk.exits[1] = ExitRecord(attempt=1, job_id=victim, exit_code=0, reason="finished", time=0.0)
+    bench.after(60)
+    assert bench.attempt.job_id not in (None, victim)
 
 
 def test_a_lost_submission_is_not_repeated_while_its_traces_cannot_be_looked_for(bench: Bench) -> None:
