@@ -6,15 +6,25 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 # A shared machine stalls at times: a slow example is no failure, and CI draws the same examples each time.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def _own_log_context() -> Iterator[None]:
+    """A daemon binds its cycle to the log's context for good; the next test must not find it there."""
+    yield
+    structlog.contextvars.clear_contextvars()
+
 
 _SBIN = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 
