@@ -85,7 +85,9 @@ def _gives_nothing_up(draft: Draft, run: Run) -> bool:
 
 def _choose_smaller(draft: Draft, run: Run, attempt: Attempt) -> int:
     nodes = draft.snapshot.nodes
-    if isinstance(nodes, Stale) or attempt.submitted_at is None or nodes.asked_at < attempt.submitted_at:
+    if attempt.state is not AttemptState.SUBMITTED or attempt.submitted_at is None:
+        return 0
+    if isinstance(nodes, Stale) or nodes.asked_at < attempt.submitted_at:
         return 0
     spec = restarts.locate(run.spec, draft.snapshot.default_partition)
     return restarts.choose_smaller(spec, attempt, nodes.value, draft.nodes)
