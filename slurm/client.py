@@ -148,7 +148,7 @@ class CliClient:
     def submit(self, request: SubmitRequest) -> Submitted:
         """Submit once, never retried here: the caller looks a lost answer up by its token first."""
         argv = commands.sbatch_argv(request)
-        user, home = self._identity(request.uid)
+        user, home = self._identity(request.identity.uid if request.identity else None)
         env = commands.submitting_environment(self._parent, request.environment, user=user, home=home)
         done = self._call(argv, env)
         failure = failures.submit_failure(argv, done)
@@ -166,7 +166,7 @@ class CliClient:
         configuration is not available" while nodes are drained or down), SlurmUnavailable without an answer.
         """
         argv = commands.test_only_argv(request)
-        user, home = self._identity(request.uid)
+        user, home = self._identity(request.identity.uid if request.identity else None)
         done = self._call(argv, commands.submitting_environment(self._parent, {}, user=user, home=home))
         failure = failures.submit_failure(argv, done)
         if failure is not None:

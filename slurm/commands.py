@@ -170,8 +170,8 @@ def sbatch_argv(request: SubmitRequest) -> Argv:
         "--export=ALL",
         f"--job-name={request.job_name}",
         f"--comment={request.token}",
-        f"--nodes={request.nodes}",
-        f"--output={escape_pattern(request.output)}",
+        *([f"--nodes={request.nodes}"] if request.nodes is not None else []),
+        *([f"--output={escape_pattern(request.output)}"] if request.output is not None else []),
         str(request.script),
     )
 
@@ -199,8 +199,8 @@ def _chosen_options(request: SubmitRequest) -> list[str]:
         "--time": request.time_limit,
         "--gpus-per-node": request.gpus_per_node,
         "--exclude": fold_nodes(request.exclude) if request.exclude else None,
-        "--uid": request.uid,
-        "--gid": request.gid,
+        "--uid": request.identity.uid if request.identity else None,
+        "--gid": request.identity.gid if request.identity else None,
     }
     return [f"{option}={value}" for option, value in chosen.items() if value is not None]
 
@@ -208,7 +208,7 @@ def _chosen_options(request: SubmitRequest) -> list[str]:
 def _check_request(request: SubmitRequest) -> None:
     if not _TOKEN.fullmatch(request.token):
         raise SlurmRefused(f"token {request.token!r}: letters, digits and . _ : / @ + - only, at most 200")
-    if request.nodes < 1:
+    if request.nodes is not None and request.nodes < 1:
         raise SlurmRefused(f"{request.nodes} nodes asked for")
     if not request.script.is_absolute():
         raise SlurmRefused(f"script {request.script} is not an absolute path")  # and so never looks like an option

@@ -197,6 +197,15 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The account that a command is run as, with what its processes inherit (see slurm.exec_as)."""
+
+    uid: int
+    gid: int
+    umask: int = 0o022
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitRequest:
     """A batch script and the options that go on sbatch's command line.
 
@@ -207,8 +216,9 @@ class SubmitRequest:
     script: Path
     token: str
     job_name: str
-    nodes: int
-    output: Path  # log file, opened with --open-mode=append
+    nodes: int | None  # None: as the script and its options say
+    output: Path | None  # log file, opened with --open-mode=append; None: as the script and its options say
+    arguments: tuple[str, ...] = ()  # of the script
     chdir: Path | None = None
     partition: str | None = None
     account: str | None = None
@@ -217,9 +227,12 @@ class SubmitRequest:
     gpus_per_node: int | None = None
     exclude: tuple[str, ...] = ()
     options: tuple[str, ...] = ()  # further sbatch options, each one argv element, e.g. "--mem=0"
+    dependency: str = "singleton"
+    export: str = "ALL"  # as --export
     environment: Mapping[str, str] = field(default_factory=dict)  # set for the job; nothing else is exported
-    uid: int | None = None  # with gid: submit as this user (root only)
-    gid: int | None = None
+    is_own_environment: bool = False  # `environment` is a person's whole environment, and sbatch runs as that person
+    submit_dir: Path | None = None  # where sbatch is run (SLURM_SUBMIT_DIR); None: where the service is
+    identity: Identity | None = None  # run sbatch as this account (only root can); None: as ourselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ import structlog
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from slurm.submission import render_batch_script
-from slurm.types import JobRecord, NodeRecord, SubmitRequest
+from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.clock import Clock
 from supervisor.config import Settings
 from supervisor.model import (
@@ -46,13 +46,14 @@ from trainer import contract
 
 _ORDER = {
     IntentKind.CANCEL: 0,
+    IntentKind.CLAIM: 0,
     IntentKind.VERIFY: 1,  # only starts it
     IntentKind.SUBMIT: 2,
     IntentKind.DRAIN: 3,
     IntentKind.PRUNE: 4,
     IntentKind.NOTIFY: 5,
 }
-_NEEDS_SLURM = frozenset({IntentKind.CANCEL, IntentKind.SUBMIT, IntentKind.DRAIN})
+_NEEDS_SLURM = frozenset({IntentKind.CANCEL, IntentKind.CLAIM, IntentKind.SUBMIT, IntentKind.DRAIN})
 _WAITS_IN_PAUSE = frozenset({IntentKind.SUBMIT, IntentKind.DRAIN, IntentKind.PRUNE})  # meant before the pause
 _RETRY_MAX_S = 60.0
 _NOTIFY_TIMEOUT_S = 10.0
@@ -142,6 +143,8 @@ class Executor:
                     return self._submit(intent, run, attempt, is_paused=_is_paused(intent, world))
                 case IntentKind.CANCEL:
                     return self._cancel(intent)
+                case IntentKind.CLAIM:
+                    return Outcome(state=IntentState.REFUSED, text="adoption is not built yet")
                 case IntentKind.DRAIN:
                     return self._drain(intent, world)
                 case IntentKind.VERIFY:
@@ -255,8 +258,7 @@ class Executor:
             gpus_per_node=spec.slurm.gpus_per_node,
             exclude=attempt.exclude,
             options=spec.slurm.options,
-            uid=uid,
-            gid=gid,
+            identity=None if uid is None or gid is None else Identity(uid=uid, gid=gid),
         )
 
     def _write_own_script(self, attempt: Attempt, script: str) -> Path:

@@ -65,6 +65,7 @@ CREATE TABLE migrations (
 CREATE TABLE runs (
   name TEXT PRIMARY KEY NOT NULL,
   spec TEXT NOT NULL,
+  script TEXT,
   state TEXT NOT NULL,
   reason TEXT NOT NULL,
   is_paused INTEGER NOT NULL,
@@ -100,6 +101,7 @@ CREATE TABLE attempts (
   last_step INTEGER,
   phase TEXT NOT NULL,
   progress_at TEXT,
+  log_offset INTEGER NOT NULL,
   PRIMARY KEY (run, number)
 );
 -- Two live attempts of a run would train and publish side by side: the database itself refuses the second one.
@@ -120,6 +122,7 @@ CREATE TABLE checkpoints (
   verified_by TEXT NOT NULL,
   load_failures INTEGER NOT NULL,
   detail TEXT NOT NULL,
+  stamp TEXT NOT NULL,
   PRIMARY KEY (run, step, attempt)
 );
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from slurm.types import JobRecord, NodeRecord
 from trainer.contract import CheckResult, ExitRecord, LaunchReport, NodeReport, Outcome, Progress, RunPaths
@@ -43,9 +43,16 @@ class SlurmSpec:
     options: tuple[str, ...] = ()  # further options of sbatch, as it takes them
 
 
+LAYOUTS = ("supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface", "lightning", "deepspeed")
+Layout = Literal["supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface", "lightning", "deepspeed"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """How often to save, what to keep, what counts."""
+
+    directory: Path | None = None  # where a training that knows nothing of us saves; default: in the run directory
+    layout: Layout = "supervisor"  # how checkpoints lie there; auto: found out by their names
 
     every_s: float = 600.0  # told to the training as SUPERVISOR_CHECKPOINT_EVERY_S
     keep_last: int = 3  # verified ones; never fewer than 2
@@ -56,6 +63,8 @@ class CheckpointSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressSpec:
     """Bounds of the silence limit of each phase, seconds. A maximum of 0 turns that phase's detection off."""
+
+    pattern: str = ""  # finds the step in the log of a training that writes no progress file; one group, the number
 
     start_min_s: float = 60.0  # start: until the first step
     start_max_s: float = 3600.0  # a start that is silent for longer has hung, whatever was learnt
@@ -92,6 +101,28 @@ class HealthSpec:
     silent_after_s: float = 3.0  # no heartbeat for this long: suspect; acted upon only when slurmd is silent too
     confirm_s: float = 1.5  # slurmd's port silent for this long: confirmed
     frozen_after_s: float = 20.0  # no heartbeat for this long though slurmd's port answers: the node is frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSpec:
+    """A batch script that was handed in with `supervisor sbatch` or whose job was adopted.
+
+    Its text and the environment of the first submission are kept beside the ledger (supervisor.submissions), readable
+    by the service alone: environments hold secrets.
+    """
+
+    path: str  # as it was given, for people; "-": from standard input, "--wrap": a wrapped command
+    digest: str  # xxh3-128 of the text: what is submitted is what was checked
+    arguments: tuple[str, ...] = ()  # of the script; may hold placeholders
+    options: tuple[str, ...] = ()  # sbatch's, from the command line and SBATCH_*: "--name=value" or "--name" each
+    job_name: str = ""  # constant over all attempts
+    nodes_given: bool = True  # False: neither the script nor a person said how many nodes; Slurm works it out
+    exclude: str = ""  # the person's own --exclude
+    dependency: str = ""  # the person's own --dependency, for the first attempt
+    export: str = "ALL"  # the person's own --export
+    submit_dir: Path = Path("/")  # where sbatch is run: SLURM_SUBMIT_DIR
+    output: str = ""  # pattern of the job's standard output, absolute; empty: not known
+    umask: int = 0o022
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +171,7 @@ class Run:
     """What was asked for, and what is wanted of it now."""
 
     spec: RunSpec
+    script: ScriptSpec | None = None  # a batch script of the person's own, in place of spec.command and our launcher
     state: RunState = RunState.ACTIVE
     reason: str = ""  # why it is in this state
     is_paused: bool = False
@@ -226,6 +258,7 @@ class Attempt:
     last_step: int | None = None  # newest step seen
     phase: str = ""
     progress_at: datetime | None = None  # when the newest progress was stored
+    log_offset: int = 0  # bytes of the log that earlier attempts wrote, where all write to one file
 
     @property
     def is_over(self) -> bool:
@@ -259,6 +292,7 @@ class Checkpoint:
     verified_by: str = ""  # "nodes" or "head"
     load_failures: int = 0
     detail: str = ""
+    stamp: str = ""  # changes when a training that names folders by step alone writes the same step again
 
     @property
     def key(self) -> tuple[int, int]:
@@ -349,6 +383,7 @@ class IntentKind(StrEnum):
 
     SUBMIT = "submit"
     CANCEL = "cancel"
+    CLAIM = "claim"  # put our token on an adopted job, and keep Slurm from requeueing it
     DRAIN = "drain"
     VERIFY = "verify"  # read a checkpoint back; the result is an observation of a later cycle
     PRUNE = "prune"
@@ -429,6 +464,7 @@ class CheckpointView:
     is_verified_by_nodes: bool = False  # VERIFIED.json says ok and names this very manifest
     is_rejected_by_nodes: bool = False  # VERIFIED.json says not ok
     detail: str = ""
+    stamp: str = ""  # of a checkpoint whose name holds no attempt: another stamp, another publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

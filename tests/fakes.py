@@ -327,7 +327,7 @@ class FakeSlurm:
         return job.record
 
     def _why_waiting(self, job: _Job) -> str:
-        if job.request.nodes > len(self._nodes):
+        if (job.request.nodes or 1) > len(self._nodes):
             return "PartitionNodeLimit"
         return "Dependency" if self._is_held_by_singleton(job) else "Resources"
 
@@ -391,7 +391,7 @@ class FakeSlurm:
         self._active.append(job)
         # Larger than the cluster: accepted, and never started. What only the exclusion makes impossible is refused,
         # and yet there is a record of it (seen on 22.05).
-        if len(self._nodes) >= request.nodes > len(self._nodes.keys() - set(request.exclude)):
+        if len(self._nodes) >= (request.nodes or 1) > len(self._nodes.keys() - set(request.exclude)):
             self._end(job, JobState.FAILED, 0, 1)
             raise SlurmRefused("Requested node configuration is not available")
         return job_id
@@ -421,8 +421,8 @@ class FakeSlurm:
                 yield from self._completing_event(job)
             elif not job.is_over and job.record.start_at is None:
                 chosen = [name for name in self._nodes if name in free - set(job.request.exclude)]
-                if len(chosen) >= job.request.nodes and not self._is_held_by_singleton(job):
-                    names = tuple(chosen[: job.request.nodes])
+                if len(chosen) >= (job.request.nodes or 1) and not self._is_held_by_singleton(job):
+                    names = tuple(chosen[: job.request.nodes or 1])
                     yield max(self._at, job.eligible_at), partial(self._start, job, names)
 
     def _silent_event(self, node: _Node, silent_at: datetime) -> tuple[datetime, Callable[[], None]]:

@@ -17,7 +17,7 @@ from slurm.client import CliClient
 from slurm.commands import FIELD_SEPARATOR, SACCT_FIELDS, SQUEUE_FIELDS
 from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable, SubmitUnconfirmed
 from slurm.run_tool import MAX_OUTPUT_BYTES, Completed, run_tool
-from slurm.types import SubmitRequest
+from slurm.types import Identity, SubmitRequest
 
 DATA = Path(__file__).parents[1] / "data" / "slurm-22.05"
 SINCE = datetime(2026, 3, 2, 8, 0, 0, tzinfo=UTC)
@@ -404,13 +404,13 @@ def test_a_submission_is_tried_once_and_the_next_try_is_the_same() -> None:
 
 def test_the_job_of_another_user_gets_that_users_home() -> None:
     tools = ScriptedTools(sbatch=Completed(returncode=0, stdout="1\n"))
-    CliClient(run=tools, parent={"PATH": "/usr/bin", "HOME": "/home/me"}).submit(replace(REQUEST, uid=0, gid=0))
+    CliClient(run=tools, parent={"PATH": "/usr/bin", "HOME": "/home/me"}).submit(replace(REQUEST, identity=Identity(uid=0, gid=0)))
     assert (tools.environments[0]["HOME"], tools.environments[0]["USER"]) == ("/root", "root")
 
 
 def test_a_uid_that_the_host_does_not_know_is_refused() -> None:
     with pytest.raises(SlurmRefused, match="no user"):
-        client().submit(replace(REQUEST, uid=2**31 - 7, gid=1))
+        client().submit(replace(REQUEST, identity=Identity(uid=2**31 - 7, gid=1)))
 
 
 # ---------------------------------------------------------------- changing

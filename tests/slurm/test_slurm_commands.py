@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm import commands
 from slurm.errors import SlurmRefused
-from slurm.types import SubmitRequest
+from slurm.types import Identity, SubmitRequest
 
 REQUEST = SubmitRequest(
     script=Path("/runs/a/attempts/7/batch.sh"),
@@ -59,8 +59,7 @@ def test_only_what_was_chosen_is_added() -> None:
         gpus_per_node=8,
         chdir=Path("/runs/a"),
         exclude=("gpu03", "gpu01", "gpu02"),
-        uid=1001,
-        gid=1002,
+        identity=Identity(uid=1001, gid=1002),
         options=("--mem=0",),
     )
     assert set(commands.sbatch_argv(chosen)) - set(commands.sbatch_argv(REQUEST)) == {

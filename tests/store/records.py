@@ -84,6 +84,8 @@ def drawn(kind: type) -> st.SearchStrategy[Any]:
 def _value(hint: Any) -> st.SearchStrategy[Any]:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return st.one_of(*(_value(option) for option in typing.get_args(hint)))
+    if typing.get_origin(hint) is typing.Literal:
+        return st.sampled_from(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         return st.lists(_value(typing.get_args(hint)[0]), max_size=3).map(tuple)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
