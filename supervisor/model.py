@@ -536,6 +536,7 @@ class Snapshot:
     nodes: Fresh[Mapping[str, NodeRecord]] | Stale
     runs: Mapping[str, Fresh[RunView] | Stale] = field(default_factory=dict)
     ended: Fresh[Mapping[int, JobRecord]] | Stale | None = None  # accounting; None: there is none
+    absent_s: Mapping[int, float] = field(default_factory=dict)  # by job id: for how long answers have not held it
     causes: Mapping[str, Cause] = field(default_factory=dict)  # by run, for attempts whose end has been seen
     ports: Mapping[str, PortProbe] = field(default_factory=dict)
     sweeps: tuple[NodeChecks, ...] = ()  # new since the last cycle

@@ -63,6 +63,7 @@ class Observer:
         self._swept_at: datetime | None = None
         self._swept_attempts: set[tuple[str, int]] = set()
         self._wants_answer = True
+        self._absent_since_at: dict[int, datetime] = {}
         self._known_nodes: Mapping[str, NodeRecord] = {}  # addresses outlive a controller that stops answering
 
     # ---- one look
@@ -79,6 +80,7 @@ class Observer:
             jobs=answers.jobs,
             nodes=answers.nodes,
             ended=answers.ended,
+            absent_s=self._age_absences(world, answers.jobs),
             runs=views,
             causes=causes,
             ports=self._ports.results(),
@@ -115,6 +117,20 @@ class Observer:
         if self._wants_answer or self.slurm.age_s >= self._settings.slurm.poll_interval_s:
             self._wants_answer = False
             self.slurm.ask(ended_since=self._absent_since(world))
+
+    def _age_absences(self, world: World, jobs: Fresh[Mapping[int, JobRecord]] | Stale) -> dict[int, float]:
+        """For how long each job of a newest attempt has been missing from the answers, by job id.
+
+        From the first answer without it to the newest: a silent controller adds nothing, a daemon that restarts begins
+        anew.
+        """
+        if isinstance(jobs, Stale):
+            return {}
+        ours = {a[-1].job_id for a in world.attempts.values() if a and not a[-1].is_over}
+        missing = {job_id for job_id in ours if job_id is not None and job_id not in jobs.value}
+        since = {job_id: self._absent_since_at.get(job_id, jobs.asked_at) for job_id in missing}
+        self._absent_since_at = since
+        return {job_id: (jobs.asked_at - at).total_seconds() for job_id, at in since.items()}
 
     def _absent_since(self, world: World) -> datetime | None:
         """Accounting is asked only when a job of ours has left the controller's memory."""
@@ -217,7 +233,7 @@ def _with_ages_since(view: RunView, readable_s: float) -> RunView:
 def _needs_reading(run: Run, last: Attempt | None) -> bool:
     if run.state in (RunState.ACTIVE, RunState.STOPPING):
         return True
-    return last is not None and not last.is_over
+    return last is not None and not (last.is_over and last.is_job_gone)
 
 
 def _has_ended(view: RunView, last: Attempt, job: JobRecord | None) -> bool:

@@ -35,6 +35,8 @@ ABSENT_MARGIN_S = 10.0  # a job younger than this may be missing from an answer 
 SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
+SECOND_LOOK_S = 10.0  # how long a job must stay absent, and its files unchanged, before it counts as gone
+ACCOUNTING_LAG_S = 60.0  # how long accounting may be behind on the end of a job that the controller has forgotten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +71,12 @@ class Sight:
     is_blind: bool = False  # it did not answer, so that what was published since the last look is not known
     job: JobRecord | None = None
     is_absent: bool = False  # a fresh answer does not hold the job
+    absent_s: float = math.inf  # for how long answers have not held it
     jobs_are_fresh: bool = False
     jobs_asked_at: datetime | None = None
     accounting: JobRecord | None = None
     accounting_is_stale: bool = False
+    has_accounting: bool = False  # it answered
     cause: Cause | None = None
     silent: tuple[Silence, ...] = ()
     failed_by_slurm: tuple[Silence, ...] = ()
@@ -97,7 +101,8 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
     accounting = None
     if isinstance(snapshot.ended, Fresh) and attempt.job_id is not None:
         found = snapshot.ended.value.get(attempt.job_id)
-        accounting = found if found is not None and _is_same_submission(found, attempt) else None
+        is_ours = found is not None and is_own(found, attempt) and _is_same_submission(found, attempt)
+        accounting = found if is_ours else None
     return Sight(
         run=run,
         attempt=attempt,
@@ -106,10 +111,12 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         is_blind=not isinstance(view, Fresh),
         job=job,
         is_absent=is_absent,
+        absent_s=snapshot.absent_s.get(attempt.job_id or 0, math.inf),
         jobs_are_fresh=isinstance(snapshot.jobs, Fresh),
         jobs_asked_at=snapshot.jobs.asked_at if isinstance(snapshot.jobs, Fresh) else None,
         accounting=accounting,
         accounting_is_stale=isinstance(snapshot.ended, Stale),
+        has_accounting=isinstance(snapshot.ended, Fresh),
         cause=snapshot.causes.get(run.name),
     )
 
@@ -117,6 +124,18 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
 def is_own(job: JobRecord, attempt: Attempt) -> bool:
     """True when the job under the attempt's id is the attempt's: ids wrap, so the token decides where it shows."""
     return job.comment == attempt.token or (not job.comment and job.name in ("", attempt.run))
+
+
+def is_alive(view: RunView | None, attempt: Attempt) -> bool:
+    """True while an attempt's own files still change, whatever Slurm knows of its job.
+
+    A controller that lost its state knows no job, though the nodes run on until they register with it (seconds; a node
+    that is cut off: for ever). A second training must not start beside such a one.
+    """
+    if view is None or view.attempt != attempt.number or view.exit is not None:
+        return False
+    ages = [seen.unchanged_s for seen in (view.launch, view.progress, view.log) if seen is not None]
+    return min(ages, default=math.inf) < SECOND_LOOK_S
 
 
 def _is_settled(attempt: Attempt, asked_at: datetime) -> bool:
@@ -382,8 +401,8 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
     if sight.is_blind or _awaits_second_sign(sight):
         return None
     job = sight.job if sight.job is not None and sight.job.is_ended else None
-    if job is None and sight.is_absent:
-        job = sight.accounting
+    if job is None and sight.is_absent and sight.accounting is not None and sight.accounting.is_ended:
+        job = sight.accounting  # one that accounting still calls running has ended without it: it is behind
     if job is None or job.state is None:
         return None
     detail = f"Slurm: job {sight.attempt.job_id} {job.raw_state}"
@@ -462,10 +481,16 @@ def _outgrown(sight: Sight) -> Ended | None:
 
 
 def _vanished(sight: Sight) -> Ended | None:
-    """Gone from the controller's memory; accounting has been asked, where there is one, and has nothing either."""
-    if not sight.is_absent or sight.accounting is not None or sight.accounting_is_stale or sight.is_blind:
+    """Gone from the controller's memory; accounting has been asked, where there is one, and has nothing either.
+
+    One answer is not enough: it may be half a list, or come from a controller that has lost its state and learns of
+    its jobs only now. What is absent must stay so, and nothing of the attempt may be alive.
+    """
+    if not sight.is_absent or sight.accounting_is_stale or sight.is_blind or _awaits_second_sign(sight):
         return None
-    if _awaits_second_sign(sight):
+    if sight.absent_s < (ACCOUNTING_LAG_S if sight.has_accounting else SECOND_LOOK_S):
+        return None
+    if is_alive(sight.view, sight.attempt):
         return None
     return Ended(
         end=AttemptEnd.VANISHED,

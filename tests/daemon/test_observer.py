@@ -201,7 +201,8 @@ def test_a_run_directory_is_read_while_something_can_still_come_of_it(
     bench = Bench()
     bench.run = replace(RUN, state=state)
     assert bench.attempt is not None
-    bench.attempt = replace(bench.attempt, state=AttemptState.OVER if is_over else AttemptState.RUNNING)
+    state_now = AttemptState.OVER if is_over else AttemptState.RUNNING
+    bench.attempt = replace(bench.attempt, state=state_now, is_job_gone=is_over)
     assert ("gpt" in bench.look().runs) is is_read
 
 

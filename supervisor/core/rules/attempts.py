@@ -32,6 +32,7 @@ from supervisor.model import (
 _CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
 _UNREADABLE = "the run directory can't be read"
 _UNREADABLE_TELL_S = 180.0
+_STRAY_TELL_S = 60.0  # a controller that has lost its state ends the jobs of a node as the node registers
 _OWN_END_S = 10.0  # a job whose launcher has said how it ended gets this long to end by itself
 
 
@@ -62,8 +63,23 @@ def judge_attempt(draft: Draft, run: Run) -> None:
     ended = attempt_rules.judge_end(sight, is_paused=_gives_nothing_up(draft, run))
     if ended is not None:
         _end_attempt(draft, sight, ended)
+    elif sight.is_absent:
+        _look_again(draft, sight)
     elif sight.job is not None and sight.job.is_ended:
         draft.ask_slurm()
+
+
+def _look_again(draft: Draft, sight: attempt_rules.Sight) -> None:
+    """The job is absent and nothing says that it has ended: ask again soon, and tell someone if it lives on."""
+    attempt = sight.attempt
+    draft.ask_slurm()
+    draft.wake_within(1.0)
+    if not attempt_rules.is_alive(sight.view, attempt):
+        return
+    text = f"job {attempt.job_id} of attempt {attempt.number} is not known to Slurm, but it is alive"
+    draft.note(f"{attempt.run}: {text}: no other attempt is planned")
+    if _STRAY_TELL_S <= sight.absent_s < float("inf"):
+        draft.tell(f"stray:{attempt.run}:{attempt.number}", f"run {attempt.run}: {text}", run=attempt.run)
 
 
 def _tell_unreadable(draft: Draft, run: Run) -> None:
@@ -197,17 +213,25 @@ def clear_jobs(draft: Draft, run: str) -> None:
 
 
 def clear_twins(draft: Draft, run: str) -> None:
-    """End a second job of one attempt: sbatch's lost request may arrive long after it was looked up and sent again."""
+    """End a second job of one attempt, and one that came back after it was gone.
+
+    sbatch's lost request may arrive long after it was looked up and sent again; an ended job may be requeued by hand;
+    a controller may have shown half a list.
+    """
     jobs = draft.snapshot.jobs
     if isinstance(jobs, Stale) or draft.world.is_paused or draft.policy.is_observe_only:
         return
     ours = {a.token: a for a in draft.attempts(run) if a.state is not AttemptState.PLANNED}
     for job in jobs.value.values():
         attempt = ours.get(job.comment)
-        if attempt is None or job.job_id == attempt.job_id or not job.is_live or job.name not in ("", run):
+        if attempt is None or not job.is_live or job.name not in ("", run):
+            continue
+        is_first = job.job_id == attempt.job_id
+        if is_first and not attempt.is_job_gone:
             continue
         if not _was_cancelled_just_now(draft, job.job_id):
-            _intend_cancel(draft, attempt, job.job_id, f"a second job of attempt {attempt.number}")
+            why = "is over, and its job came back" if is_first else "has a second job"
+            _intend_cancel(draft, attempt, job.job_id, f"attempt {attempt.number} {why}")
 
 
 def _intend_cancel(draft: Draft, attempt: Attempt, job_id: int, why: str) -> None:
@@ -246,6 +270,8 @@ def _is_gone(draft: Draft, attempt: Attempt) -> bool:
     job: JobRecord | None = jobs.value.get(attempt.job_id) if attempt.job_id is not None else None
     if job is not None and attempt_rules.is_own(job, attempt):
         return job.is_ended
+    if attempt_rules.is_alive(draft.view(attempt.run), attempt):
+        return False  # Slurm does not know it, and it runs on
     return jobs.asked_at > attempt.submitted_at + timedelta(seconds=attempt_rules.ABSENT_MARGIN_S)
 
 
