@@ -2,7 +2,7 @@
 
 PY = .venv/bin/python
 DEMO_CMD = $(PY) -m demo
-BENCHES = cycle save cli
+BENCHES = cycle save cli scale
 PYTEST_ARGS =
 
 .PHONY: help setup demo test test-debian13 check format bench docs clean
@@ -14,6 +14,7 @@ help:
 	@echo "make check           format, lint, types, import contracts"
 	@echo "make format          rewrite the code in the project's format"
 	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
+	@echo "make bench-scale     what a cluster of 2,048 nodes costs, and how fast the command starts: fails past a target"
 	@echo "make bench           the other benchmarks"
 	@echo "make docs            regenerate the pages that are made from the code"
 	@echo "make setup           only the set-up, which every other target calls"

@@ -50,16 +50,16 @@ class OwnTime:
     """CPU time of this process, its threads and its children, without those that were there before."""
 
     def __init__(self) -> None:
-        self._others = _children(os.getpid())  # the sandbox
+        self._others = find_children(os.getpid())  # the sandbox
 
     def read_s(self) -> float:
         """Seconds so far, user and system; Slurm's commands count once they have ended."""
-        own = _children(os.getpid()) - self._others
+        own = find_children(os.getpid()) - self._others
         return _cpu_s(os.getpid()) + sum(_tree_cpu_s(pid) for pid in own)
 
 
 def _tree_cpu_s(pid: int) -> float:
-    return _cpu_s(pid) + sum(_tree_cpu_s(child) for child in _children(pid))
+    return _cpu_s(pid) + sum(_tree_cpu_s(child) for child in find_children(pid))
 
 
 def _cpu_s(pid: int) -> float:
@@ -70,7 +70,8 @@ def _cpu_s(pid: int) -> float:
     return 0.0
 
 
-def _children(pid: int) -> set[int]:
+def find_children(pid: int) -> set[int]:
+    """Processes that this one has started and that still run."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
