@@ -7,12 +7,15 @@ the number of applied steps. Columns are the fields of supervisor.model's record
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from datetime import datetime
-
-from sqlite_utils import Database
+from typing import TYPE_CHECKING
 
 from supervisor.rows import to_text
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 APPLICATION_ID = 0x534C5356  # "SLSV": tells a ledger from any other SQLite file
 
@@ -25,7 +28,7 @@ def migrate(db: Database, now: datetime) -> tuple[str, ...]:
     return tuple(_apply(db, version, step, now) for version, step in _pending(db))
 
 
-def schema_version(db: Database) -> int:
+def schema_version(db: Database | sqlite3.Connection) -> int:
     """Version of the schema in the file; 0 for an empty database."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 

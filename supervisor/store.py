@@ -14,13 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
-from importlib import metadata
+from functools import cache, cached_property
 from pathlib import Path
 from socket import gethostname
-from typing import Any, Self, TypeVar
-
-from sqlite_utils import Database
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from supervisor import ledger
 from supervisor.ledger import (
@@ -52,6 +49,9 @@ from supervisor.model import (
     World,
 )
 from supervisor.rows import Row, from_row, storable, to_row, to_text
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 __all__ = [
     "DaemonRow",
@@ -156,8 +156,6 @@ class Store:
         self.path = path
         self.recovered_from = recovered_from
         self._connection = connection
-        # Plugins of sqlite-utils that happen to be installed have no business in the ledger.
-        self._db = Database(connection, execute_plugins=False)
         self._file = path.stat().st_ino
         self._owner: tuple[int, str, str] | None = None
         self._beaten_at: datetime | None = None
@@ -201,15 +199,15 @@ class Store:
                 )
             store = cls(path, ledger.connect_readonly(path))
             try:
-                store._db.execute("PRAGMA query_only=ON")
-                _refuse_other_version(path, schema_version(store._db), is_migrated_later=False)
+                store._connection.execute("PRAGMA query_only=ON")
+                _refuse_other_version(path, schema_version(store._connection), is_migrated_later=False)
             except BaseException:
                 store.close()
                 raise
         return store
 
     def _prepare(self, now: datetime, *, wal: bool) -> None:
-        _refuse_other_version(self.path, schema_version(self._db), is_migrated_later=True)
+        _refuse_other_version(self.path, schema_version(self._connection), is_migrated_later=True)
         _set_up(self._db, wal=wal)
         migrate(self._db, now)
 
@@ -223,6 +221,14 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @cached_property
+    def _db(self) -> Database:
+        """For what writes. Reading goes without: importing sqlite-utils takes longer than `supervisor status` may."""
+        from sqlite_utils import Database
+
+        # Plugins of sqlite-utils that happen to be installed have no business in the ledger.
+        return Database(self._connection, execute_plugins=False)
+
     # ------------------------------------------------------------ transactions
 
     @contextmanager
@@ -232,11 +238,11 @@ class Store:
             if self._connection.in_transaction:
                 yield
                 return
-            self._db.execute("BEGIN")
+            self._connection.execute("BEGIN")
             try:
                 yield
             finally:
-                self._db.rollback()
+                self._connection.rollback()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -253,7 +259,9 @@ class Store:
 
     def _rows(self, sql: str, *parameters: object) -> list[dict[str, Any]]:
         with self.reading():
-            return list(self._db.query(sql, list(parameters)))
+            cursor = self._connection.execute(sql, parameters)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
 
     def _records(self, kind: type[R], sql: str, *parameters: object) -> tuple[R, ...]:
         return tuple(from_row(kind, row) for row in self._rows(sql, *parameters))
@@ -266,7 +274,7 @@ class Store:
             runs = self._records(Run, _LIVE_RUNS)
             names = json.dumps([run.name for run in runs])
             return World(
-                is_paused=self._load_paused(),
+                is_paused=self.load_paused(),
                 runs=runs,
                 attempts=_by_run(runs, self._records(Attempt, _ATTEMPTS_OF, names)),
                 checkpoints=_by_run(runs, self._records(Checkpoint, _CHECKPOINTS_OF, names)),
@@ -407,7 +415,8 @@ class Store:
         row: Row = {"id": 1, "is_paused": int(is_paused), "changed_at": to_text(now), "who": storable(who)}
         self._put("pause", row, key=("id",))
 
-    def _load_paused(self) -> bool:
+    def load_paused(self) -> bool:
+        """Whether all of the service is paused."""
         return any(row["is_paused"] for row in self._rows("SELECT is_paused FROM pause"))
 
     def commit_request(
@@ -640,6 +649,8 @@ def _create(path: Path, now: datetime) -> None:
     temporary = path.with_name(path.name + ".new")
     for companion in ("", "-wal", "-shm", "-journal"):
         temporary.with_name(temporary.name + companion).unlink(missing_ok=True)
+    from sqlite_utils import Database
+
     with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         migrate(Database(connection, execute_plugins=False), now)
     ledger.publish(temporary, path)
@@ -733,6 +744,8 @@ def _people(at: datetime) -> str:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("slurm-supervisor")
     except metadata.PackageNotFoundError:

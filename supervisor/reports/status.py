@@ -53,7 +53,7 @@ def read_status(store: Store, liveness: Liveness, now: datetime, *, name: str | 
             now=now,
             liveness=liveness,
             daemon=store.load_daemon(),
-            is_paused=store.load_world(now).is_paused,
+            is_paused=store.load_paused(),
             runs=tuple(_read_run(store, run, now) for run in runs),
         )
 
