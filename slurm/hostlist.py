@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator
 MAX_NODES = 65_536  # Slurm's own limit is 64k nodes per cluster; more is a typing error
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+_LITERAL = re.compile(r"[A-Za-z0-9._-]+")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_MAX_NAME_CHARS = 255
 _NOBODY = frozenset({"", "(null)", "N/A", "n/a", "None", "None assigned"})
 
 
@@ -24,7 +26,7 @@ class HostlistUnreadable(ValueError):
 
 def is_node_name(text: str) -> bool:
     """True for one plain node name: letters, digits, dot, dash and underscore; no list, range or path."""
-    return len(text) <= 255 and _NAME.fullmatch(text) is not None
+    return len(text) <= _MAX_NAME_CHARS and _NAME.fullmatch(text) is not None
 
 
 def expand_nodes(text: str) -> tuple[str, ...]:
@@ -36,6 +38,8 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     text = text.strip()
     if text in _NOBODY:
         return ()
+    if is_node_name(text):
+        return (text,)
     names: list[str] = []
     for part in _split_outside_brackets(text):
         names.extend(_expand_part(part, MAX_NODES - len(names)))
@@ -76,10 +80,17 @@ def _expand_part(part: str, room: int) -> list[str]:
         if total > room:
             raise HostlistUnreadable(f"more than {MAX_NODES} nodes in {part[:80]!r}")
         choices.append(choice)
-    names = ["".join(pieces) for pieces in itertools.product(*choices)]
-    if not names or not all(is_node_name(name) for name in names):
+    if not _are_names(choices):
         raise HostlistUnreadable(f"not a host list: {part[:80]!r}")
-    return names
+    return ["".join(pieces) for pieces in itertools.product(*choices)]
+
+
+def _are_names(choices: list[list[str]]) -> bool:
+    """True when every combination is a node name: of each piece the first choice tells, since numbers always fit."""
+    if not choices or choices[0][0].startswith((".", "-")):
+        return False
+    longest = sum(max(map(len, choice)) for choice in choices)
+    return longest <= _MAX_NAME_CHARS and all(_LITERAL.fullmatch(choice[0]) for choice in choices)
 
 
 def _expand_ranges(ranges: str, part: str) -> list[str]:
@@ -92,5 +103,5 @@ def _expand_ranges(ranges: str, part: str) -> list[str]:
         if last < first or last - first + len(numbers) >= MAX_NODES:
             raise HostlistUnreadable(f"range {item[:40]!r} is reversed or has more than {MAX_NODES} nodes")
         width = len(found[1])
-        numbers.extend(f"{number:0{width}d}" for number in range(first, last + 1))
+        numbers += [str(number).zfill(width) for number in range(first, last + 1)]
     return numbers

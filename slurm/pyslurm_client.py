@@ -23,10 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from slurm import commands, parse
+from slurm import commands
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmUnavailable, SlurmUnreadable
 from slurm.hostlist import expand_nodes
+from slurm.states import parse_job_state, parse_node_state
 from slurm.types import (
     ENDED_STATES,
     ClusterFacts,
@@ -327,7 +328,7 @@ def parse_job_row(row: Row) -> JobRecord:
     Raises:
         ValueError, TypeError, KeyError: a row that is none.
     """
-    state, flags = parse.parse_job_state(_text(row["state"]))
+    state, flags = parse_job_state(_text(row["state"]))
     is_over = state in ENDED_STATES or JobFlag.COMPLETING in flags
     exit_code, exit_signal = (row["exit_code"], row["exit_code_signal"]) if is_over else (None, None)
     if state is JobState.FAILED and exit_code == 0 and exit_signal == 0:
@@ -363,7 +364,7 @@ def parse_node_row(row: Row) -> NodeRecord:
     """
     if not row["name"]:
         raise ValueError("a node without a name")
-    base, flags = parse.parse_node_state(_text(row["state"]))
+    base, flags = parse_node_state(_text(row["state"]))
     gres = row["configured_gres"] or {}
     reason = _text(row["reason"])
     return NodeRecord(

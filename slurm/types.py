@@ -191,7 +191,7 @@ class NodeRecord:
     @property
     def availability(self) -> NodeAvailability:
         """The class of `base` and `flags`; order as in docs/architecture.md, "Node states"."""
-        from slurm.parse import classify_node
+        from slurm.states import classify_node
 
         return classify_node(self.base, self.flags)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm import parse
+from slurm import parse, states, values
 from slurm.commands import FIELD_SEPARATOR, SACCT_FIELDS, SQUEUE_FIELDS, row_end, sacct_delimiter
 from slurm.types import (
     ClusterFacts,
@@ -205,7 +205,7 @@ def test_the_reason_of_a_waiting_job_is_given_without_brackets() -> None:
     ],
 )
 def test_state_words_become_a_base_state_and_flags(text: str, state: JobState | None, flags: set[JobFlag]) -> None:
-    assert parse.parse_job_state(text) == (state, frozenset(flags))
+    assert states.parse_job_state(text) == (state, frozenset(flags))
 
 
 @pytest.mark.parametrize("text", ["SOMETHING_NEW", "", "REVOKED", "REQUEUED", "PENDING+REQUEUED", "STAGE_OUT"])
@@ -265,7 +265,7 @@ def test_all_runs_of_a_requeued_job_are_kept() -> None:
 
 def test_times_are_read_in_the_zone_they_were_printed_in() -> None:
     two_hours_east = timezone(timedelta(hours=2))
-    assert parse.parse_time("2026-03-02T08:00:00", two_hours_east) == datetime(2026, 3, 2, 6, tzinfo=UTC)
+    assert values.parse_time("2026-03-02T08:00:00", two_hours_east) == datetime(2026, 3, 2, 6, tzinfo=UTC)
 
 
 # ---------------------------------------------------------------- nodes
@@ -344,7 +344,7 @@ def test_a_row_without_a_state_is_reported_and_the_others_are_kept() -> None:
     ],
 )
 def test_node_states_become_a_base_and_flags(text: str, base: NodeBase, flags: set[str]) -> None:
-    assert parse.parse_node_state(text) == (base, frozenset(flags))
+    assert states.parse_node_state(text) == (base, frozenset(flags))
 
 
 @pytest.mark.parametrize(
@@ -392,11 +392,11 @@ def test_node_states_become_a_base_and_flags(text: str, base: NodeBase, flags: s
     ],
 )
 def test_base_and_flags_say_what_a_node_can_be_used_for(text: str, availability: str) -> None:
-    assert parse.classify_node(*parse.parse_node_state(text)) is NodeAvailability(availability)
+    assert states.classify_node(*states.parse_node_state(text)) is NodeAvailability(availability)
 
 
 def test_only_flags_that_this_release_does_not_know_are_unknown() -> None:
-    assert parse.unknown_flags(frozenset({"DRAIN", "PLANNED", "SOMETHING_NEW", "?"})) == {"SOMETHING_NEW", "?"}
+    assert states.unknown_flags(frozenset({"DRAIN", "PLANNED", "SOMETHING_NEW", "?"})) == {"SOMETHING_NEW", "?"}
 
 
 def test_every_real_node_is_classified() -> None:
@@ -446,7 +446,7 @@ def test_the_job_id_is_read_only_where_one_line_can_be_nothing_else(stdout: str,
     ],
 )
 def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
-    assert parse.parse_duration_s(text) == seconds
+    assert values.parse_duration_s(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | Non
     ],
 )
 def test_exit_codes_are_read_in_both_forms(text: str, expected: tuple[int | None, int | None]) -> None:
-    assert parse.parse_exit_code(text) == expected
+    assert values.parse_exit_code(text) == expected
 
 
 def test_the_facts_of_a_cluster_are_read_from_its_configuration() -> None:
@@ -511,10 +511,10 @@ def test_no_garbage_makes_a_parser_raise(text: str) -> None:
     parse.parse_squeue(text, mark=MARK)
     parse.parse_sacct(text, mark=MARK)
     parse.parse_nodes(text)
-    parse.classify_node(*parse.parse_node_state(text))
-    parse.parse_job_state(text)
-    parse.parse_exit_code(text)
-    parse.parse_duration_s(text)
+    states.classify_node(*states.parse_node_state(text))
+    states.parse_job_state(text)
+    values.parse_exit_code(text)
+    values.parse_duration_s(text)
     parse.parse_sbatch(text)
     assert isinstance(parse.parse_cluster(text, text), ClusterFacts | Unreadable)
 
