@@ -28,7 +28,7 @@ class Accounting:
         self._spec = spec
         self._env = dict(env)
         self._on_head = on_head  # wraps a command so that it runs under the head's name and address
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         """Database, daemon, and the cluster's entry in it; SandboxError with the end of the log that tells."""
@@ -37,17 +37,40 @@ class Accounting:
         conf = self._spec.root / "slurmdbd.conf"
         conf.touch(mode=0o600)
         conf.write_text(render_slurmdbd_conf(self._spec, database=_DATABASE, password=password))
-        argv = self._on_head([find_tool("slurmdbd") or "slurmdbd", "-D"])
-        self._launch("slurmdbd", argv, (self._spec.head_address, self._spec.dbd_port))
+        self.start_daemon()
         self._register()
 
     def stop(self) -> None:
         """End both and remove the database's files."""
-        for process in reversed(self._running):
-            process.send_signal(signal.SIGKILL)
-            process.wait(timeout=_DEADLINE_S)
-        self._running.clear()
+        for name in reversed([*self._running]):
+            self._kill(name)
         shutil.rmtree(self._spec.database, ignore_errors=True)
+
+    # ---- the daemon alone
+
+    def start_daemon(self) -> None:
+        """slurmdbd, on the database that is there; nothing when it runs already."""
+        if "slurmdbd" not in self._running:
+            argv = self._on_head([find_tool("slurmdbd") or "slurmdbd", "-D"])
+            self._launch("slurmdbd", argv, (self._spec.head_address, self._spec.dbd_port))
+
+    def stop_daemon(self) -> None:
+        """The daemon is gone at once; the database stays."""
+        if "slurmdbd" in self._running:
+            self._kill("slurmdbd")
+
+    def freeze_daemon(self) -> None:
+        """The daemon takes connections and answers nothing."""
+        self._running["slurmdbd"].send_signal(signal.SIGSTOP)
+
+    def thaw_daemon(self) -> None:
+        """A frozen slurmdbd goes on."""
+        self._running["slurmdbd"].send_signal(signal.SIGCONT)
+
+    def _kill(self, name: str) -> None:
+        process = self._running.pop(name)
+        process.kill()
+        process.wait(timeout=_DEADLINE_S)
 
     def _start_database(self, password: str) -> None:
         data = self._spec.database
@@ -106,7 +129,7 @@ class Accounting:
                 start_new_session=True,
                 preexec_fn=die_with_parent,  # noqa: PLW1509  (the keeper has one thread)
             )
-        self._running.append(process)
+        self._running[name] = process
         await_true(lambda: process.poll() is not None or accepts(address), deadline_s=_DEADLINE_S, every_s=0.05)
         if not accepts(address):
             raise SandboxError(f"{name} does not answer: {read_tail(log)}")

@@ -65,7 +65,7 @@ def render_slurm_conf(spec: SandboxSpec, shape: SlurmShape) -> str:
         "UnkillableStepTimeout=60",
         "InactiveLimit=0",
         "WaitTime=0",
-        "MinJobAge=300",
+        f"MinJobAge={spec.min_job_age_s}",
         "ReturnToService=2",
         f"TreeWidth={max(16, len(spec.nodes))}",
         *_accounting_lines(spec),

@@ -299,6 +299,11 @@ class Keeper:
         self._start_controller()
         self._await_controller()
 
+    def _on_accounting(self, verb: str) -> None:
+        if self._accounting is None:
+            raise SandboxError("this sandbox was started without accounting")
+        getattr(self._accounting, verb)()
+
     def _signal_controller(self, number: signal.Signals) -> None:
         if self._controller is not None and self._controller.poll() is None:
             self._controller.send_signal(number)
@@ -339,6 +344,10 @@ class Keeper:
             "thaw_controller": self.thaw_controller,
             "stop_controller": self.stop_controller,
             "start_controller": self.start_controller,
+            "freeze_accounting": lambda: self._on_accounting("freeze_daemon"),
+            "thaw_accounting": lambda: self._on_accounting("thaw_daemon"),
+            "stop_accounting": lambda: self._on_accounting("stop_daemon"),
+            "start_accounting": lambda: self._on_accounting("start_daemon"),
             "stop": self.stop,
         }
         verb = request["do"]

@@ -76,6 +76,7 @@ class Sandbox:
         directory: Path | None = None,
         slurmd_timeout_s: int = 10,
         kill_wait_s: int = 5,
+        min_job_age_s: int = 300,
         extra_conf: str = "",
         keep: bool = False,
     ) -> Self:
@@ -119,6 +120,7 @@ class Sandbox:
             accounting=accounting,
             dbd_port=ports[1],
             database_port=ports[2],
+            min_job_age_s=min_job_age_s,
         )
         (root / STATE_NAME).write_text(render_spec(spec))
         keeper_pid, cold_start_s = _launch_keeper(spec)
@@ -204,9 +206,27 @@ class Sandbox:
         """The controller saves its state and ends."""
         _ask(self._spec, "stop_controller")
 
-    def start_controller(self) -> None:
-        """The controller runs again, from its saved state."""
+    def start_controller(self, *, without_state: bool = False) -> None:
+        """The stopped controller runs again, from its saved state or without it: then it knows no job."""
+        if without_state:
+            empty_folder(self._spec.root / "state")
         _ask(self._spec, "start_controller")
+
+    def freeze_accounting(self) -> None:
+        """The accounting daemon takes connections and answers nothing; the controller queues what it has to tell."""
+        _ask(self._spec, "freeze_accounting")
+
+    def thaw_accounting(self) -> None:
+        """A frozen slurmdbd goes on."""
+        _ask(self._spec, "thaw_accounting")
+
+    def stop_accounting(self) -> None:
+        """The accounting daemon ends at once; the database stays."""
+        _ask(self._spec, "stop_accounting")
+
+    def start_accounting(self) -> None:
+        """The accounting daemon runs again on its database."""
+        _ask(self._spec, "start_accounting")
 
     def fill_scratch(self, node: str) -> None:
         """Leave no free byte on the node's local disk."""
@@ -235,6 +255,12 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove what is in a folder, and not the folder."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def _choose_mode(wanted: Literal["auto", "isolated", "loopback"]) -> tuple[Mode, str]:

@@ -65,6 +65,7 @@ class SandboxSpec:
     accounting: bool = False
     dbd_port: int = 0
     database_port: int = 0
+    min_job_age_s: int = 300  # for how long the controller remembers an ended job; it looks every 10 s at most
 
     @property
     def root(self) -> Path:

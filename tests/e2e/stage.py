@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from slurm.client import CliClient
 from slurm.sandbox import Sandbox
+from slurm.sandbox.processes import die_with_parent
 from slurm.types import JobRecord, NodeRecord
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Intent, IntentState, Interruption, Run
 from supervisor.store import Store
@@ -111,7 +112,13 @@ class Stage:
             argv, env["E2E_KILL_AT"] = (sys.executable, str(RIG / "mortal_daemon.py"), str(self.config)), kill_at
         with self.daemon_log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  (tests that are killed leave no daemon behind)
             )
         if await_it and not kill_at:
             self.wait("the daemon's socket", (self.directory / "control.sock").exists)
