@@ -10,10 +10,31 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from slurm.types import JobRecord, NodeRecord
-from trainer.contract import CheckResult, ExitRecord, LaunchReport, NodeReport, Outcome, Progress, RunPaths
+if TYPE_CHECKING:  # handed on; see __getattr__
+    from supervisor.observed import Cause as Cause  # noqa: PLC0414
+    from supervisor.observed import CheckpointView as CheckpointView  # noqa: PLC0414
+    from supervisor.observed import CheckRow as CheckRow  # noqa: PLC0414
+    from supervisor.observed import Fresh as Fresh  # noqa: PLC0414
+    from supervisor.observed import NodeChecks as NodeChecks  # noqa: PLC0414
+    from supervisor.observed import PortProbe as PortProbe  # noqa: PLC0414
+    from supervisor.observed import RunView as RunView  # noqa: PLC0414
+    from supervisor.observed import Seen as Seen  # noqa: PLC0414
+    from supervisor.observed import Snapshot as Snapshot  # noqa: PLC0414
+    from supervisor.observed import Stale as Stale  # noqa: PLC0414
+    from supervisor.observed import Verification as Verification  # noqa: PLC0414
+    from trainer.contract import RunPaths
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A name of supervisor.observed, which is imported when the first of them is asked for."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from supervisor import observed
+
+        return getattr(observed, name)
+
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -146,6 +167,8 @@ class RunSpec:
 
     @property
     def paths(self) -> RunPaths:
+        from trainer.contract import RunPaths
+
         return RunPaths(self.run_dir)
 
     @property
@@ -185,6 +208,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def job_name(self) -> str:
+        """Of all its jobs: Slurm's singleton keeps two of them from running at once by it."""
+        return self.script.job_name or self.name if self.script is not None else self.name
 
 
 class AttemptState(StrEnum):
@@ -259,6 +287,11 @@ class Attempt:
     phase: str = ""
     progress_at: datetime | None = None  # when the newest progress was stored
     log_offset: int = 0  # bytes of the log that earlier attempts wrote, where all write to one file
+
+    @property
+    def is_adopted(self) -> bool:
+        """True for a job that ran before it was ours: `submitted_at` is then Slurm's own submission time."""
+        return self.submitted_at is not None and self.submitted_at < self.planned_at
 
     @property
     def is_over(self) -> bool:
@@ -366,15 +399,6 @@ class NodeEvent:
     attempt: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    """One result of one check on one node, as the ledger keeps it (changes and failures only)."""
-
-    node: str
-    at: datetime
-    result: CheckResult
-
-
 # ---------------------------------------------------------------- what is meant
 
 
@@ -421,129 +445,6 @@ class Intent:
     outcome: str = ""
 
 
-# ---------------------------------------------------------------- what is observed
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fresh(Generic[T]):
-    """An answer. `asked_at`: when the question was put (what happened later cannot be in it)."""
-
-    value: T
-    asked_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stale:
-    """No answer: unknown. Rules that need this source stay silent."""
-
-    why: str
-    since_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen(Generic[T]):
-    """The content of a file and for how long it has not changed, on the observer's monotonic clock."""
-
-    value: T
-    unchanged_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointView:
-    """One checkpoint folder with a manifest, as it lies on disk."""
-
-    step: int
-    attempt: int
-    path: str
-    size_bytes: int = 0
-    files: int = 0
-    samples: int = 0
-    is_complete: bool = False  # every file has its recorded size
-    is_verified_by_nodes: bool = False  # VERIFIED.json says ok and names this very manifest
-    is_rejected_by_nodes: bool = False  # VERIFIED.json says not ok
-    detail: str = ""
-    stamp: str = ""  # of a checkpoint whose name holds no attempt: another stamp, another publication
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunView:
-    """What the run directory says of one run and its newest attempt. Missing files are None."""
-
-    attempt: int
-    progress: Seen[Progress] | None = None
-    launch: Seen[LaunchReport] | None = None
-    log: Seen[int] | None = None  # size of the job's log, bytes: the sign of life of a script that reports no progress
-    exit: ExitRecord | None = None
-    outcome: Outcome | None = None
-    node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended
-    log_tail: str = ""  # end of the job's log, read once the attempt has ended
-    checkpoints: tuple[CheckpointView, ...] = ()
-    unknown_checkpoints: tuple[tuple[int, int], ...] = ()  # (step, attempt): there, but could not be looked at
-    unreadable: tuple[str, ...] = ()  # files that are not what the contract says
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortProbe:
-    """TCP connects to a node's slurmd port. `silent_s`: how long in a row it has not answered; 0 when it answers."""
-
-    node: str
-    address: str
-    silent_s: float
-    failures: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChecks:
-    """Results of one sweep for one node; `is_complete` False when the node did not answer in time."""
-
-    node: str
-    at: datetime
-    results: tuple[CheckResult, ...]
-    is_complete: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The outcome of reading one checkpoint back; `ok` None when it could not be read (unknown, tried again)."""
-
-    run: str
-    step: int
-    attempt: int
-    ok: bool | None
-    detail: str
-    started_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """What attribution makes of an ended attempt's evidence, best evidence first."""
-
-    kind: str  # e.g. "python_traceback", "gpu", "network", "host_memory", "disk_full", "configuration", "unknown"
-    sentence: str
-    node: str | None = None
-    evidence: tuple[str, ...] = ()
-    is_curable: bool = True  # False: a restart can't help (configuration, command not found)
-    blames_node: bool = False  # True only for hardware evidence on `node`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """One frozen picture of the world outside; every source Fresh or Stale."""
-
-    jobs: Fresh[Mapping[int, JobRecord]] | Stale
-    nodes: Fresh[Mapping[str, NodeRecord]] | Stale
-    runs: Mapping[str, Fresh[RunView] | Stale] = field(default_factory=dict)
-    ended: Fresh[Mapping[int, JobRecord]] | Stale | None = None  # accounting; None: there is none
-    absent_s: Mapping[int, float] = field(default_factory=dict)  # by job id: for how long answers have not held it
-    causes: Mapping[str, Cause] = field(default_factory=dict)  # by run, for attempts whose end has been seen
-    ports: Mapping[str, PortProbe] = field(default_factory=dict)
-    sweeps: tuple[NodeChecks, ...] = ()  # new since the last cycle
-    verifications: tuple[Verification, ...] = ()  # new since the last cycle
-    default_partition: str | None = None  # where jobs without a partition go; None: not known
-
-
 # ---------------------------------------------------------------- what the core sees and says
 
 
@@ -585,7 +486,7 @@ class Policy:
     owner_tag: str = "supervisor"  # first word of our drain reasons
 
 
-Record = Run | Attempt | Interruption | Checkpoint | NodeMemory | NodeEvent | CheckRow
+Record: TypeAlias = "Run | Attempt | Interruption | Checkpoint | NodeMemory | NodeEvent | CheckRow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,6 +123,8 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
 
 def is_own(job: JobRecord, attempt: Attempt) -> bool:
     """True when the job under the attempt's id is the attempt's: ids wrap, so the token decides where it shows."""
+    if attempt.is_adopted and job.submit_at == attempt.submitted_at:
+        return True  # its comment is the person's own until ours is put there, and in accounting for ever
     return job.comment == attempt.token or (not job.comment and job.name in ("", attempt.run))
 
 
@@ -166,7 +168,7 @@ def fold_attempt(sight: Sight) -> Attempt:
     if sight.is_suspended:
         return _fold_suspension(attempt, sight.now)
     if view is not None and view.progress is None and attempt.stepped_at is None:
-        attempt = _fold_unreported(attempt, view, sight.now)
+        attempt = _fold_unreported(attempt, view, sight.now, has_launcher=sight.run.script is None)
     if view is not None and view.progress is not None:
         attempt = _fold_progress(attempt, view.progress, sight.now)
     return attempt
@@ -194,9 +196,12 @@ UNREPORTED = "unreported"  # phase of a script that writes no progress file
 _UNREPORTED_AFTER_S = 30.0
 
 
-def _fold_unreported(attempt: Attempt, view: RunView, now: datetime) -> Attempt:
-    """Workers run and nobody has told of progress for a while: the script does not; it counts as under way."""
-    is_running = view.launch is not None and view.launch.value.phase == "running"
+def _fold_unreported(attempt: Attempt, view: RunView, now: datetime, *, has_launcher: bool) -> Attempt:
+    """Workers run and nobody has told of progress for a while: the script does not; it counts as under way.
+
+    Without a launcher (a batch script of the person's own) Slurm's word that the job runs has to do.
+    """
+    is_running = not has_launcher or (view.launch is not None and view.launch.value.phase == "running")
     if not is_running or attempt.started_at is None or (now - attempt.started_at).total_seconds() < _UNREPORTED_AFTER_S:
         return attempt
     return replace(attempt, stepped_at=now, phase=UNREPORTED, progress_at=now)
@@ -426,6 +431,8 @@ def _requeued_by_slurm(sight: Sight) -> Ended | None:
     job = sight.job
     if job is None or not (job.restarts > 0 or JobFlag.REQUEUED in job.flags):
         return None
+    if sight.attempt.is_adopted and job.submit_at == sight.attempt.submitted_at:
+        return None  # requeued before it was adopted; another requeue is another submission
     detail = f"Slurm requeued job {job.job_id} by itself ({job.raw_state} {job.reason}".rstrip() + ")"
     nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
     return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
@@ -552,6 +559,8 @@ def _judge_silent_log(sight: Sight, since_suspension_s: float) -> str | None:
     """A script that reports no progress is judged by its log, with the limit of the start: it may print seldom."""
     limit = choose_limit("start", None, sight.run.spec.progress)
     log = sight.view.log if sight.view is not None else None
+    if sight.run.script is not None and log is None:
+        return None  # where a person's script writes may not be known: Slurm alone judges it then
     started_at = sight.attempt.started_at
     waited_s = log.unchanged_s if log is not None else (sight.now - started_at).total_seconds() if started_at else 0.0
     waited_s = min(waited_s, since_suspension_s)

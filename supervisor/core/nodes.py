@@ -89,6 +89,8 @@ def suspects(sight: Sight, nodes: Mapping[str, NodeRecord] | None) -> frozenset[
     attempt = sight.attempt
     if attempt.state not in (AttemptState.SUBMITTED, AttemptState.RUNNING) or not attempt.nodes:
         return frozenset()
+    if sight.run.script is not None:
+        return frozenset(attempt.nodes) if quiet_s(sight) >= sight.run.spec.health.frozen_after_s / 2 else frozenset()
     early_s = sight.run.spec.health.silent_after_s / 2
     launch = sight.view.launch if sight.view is not None else None
     if launch is None or launch.unchanged_s > early_s + _REPORT_EVERY_S / 2:
@@ -96,6 +98,13 @@ def suspects(sight: Sight, nodes: Mapping[str, NodeRecord] | None) -> frozenset[
     by_slurm = {n for n in attempt.nodes if nodes and n in nodes and not nodes[n].is_responding}
     quiet = {n for n, beat in launch.value.nodes.items() if beat.state not in _NOT_TRAINING and beat.age_s > early_s}
     return frozenset(quiet | by_slurm)
+
+
+def quiet_s(sight: Sight) -> float:
+    """For how long a job without our launcher has shown no sign of life; 0 while none of its files is known."""
+    view = sight.view
+    ages = [seen.unchanged_s for seen in (view.progress, view.log) if seen is not None] if view is not None else []
+    return min(ages, default=0.0)
 
 
 def choose_controls(
@@ -127,6 +136,8 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
     launch = sight.view.launch if sight.view is not None else None
     if sight.is_suspended or not any(p.failures == 0 for p in ports.values()):
         return ()
+    if sight.run.script is not None:
+        return _judge_script(sight, ports)
     if launch is None:
         return _judge_without_launcher(sight, ports)
     if attempt.state is not AttemptState.RUNNING:
@@ -165,6 +176,25 @@ def _judge_without_launcher(sight: Sight, ports: Mapping[str, PortProbe]) -> tup
 
 
 _PORT_FAILURES = 2
+
+
+def _judge_script(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence, ...]:
+    """A person's own script has no heartbeats: its silent log and progress are the first sign, the port the second."""
+    health, silent_s = sight.run.spec.health, quiet_s(sight)
+    if sight.attempt.state is not AttemptState.RUNNING or silent_s < health.frozen_after_s:
+        return ()
+    dead = [p for n in sight.attempt.nodes if (p := ports.get(n)) is not None and p.failures >= _PORT_FAILURES]
+    return tuple(
+        Silence(
+            node=p.node,
+            evidence=(
+                f"{p.node}: slurmd at {p.address} silent for {p.silent_s:.1f} s, and nothing new in the job's log for "
+                f"{silent_s:.0f} s"
+            ),
+        )
+        for p in dead
+        if p.silent_s >= 2 * health.confirm_s
+    )
 
 
 def _is_said_to_run(sight: Sight, report_age_s: float) -> bool:

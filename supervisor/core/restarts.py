@@ -26,6 +26,8 @@ from supervisor.model import (
 _FREE_ENDS = frozenset(
     {AttemptEnd.RESIZED, AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED}
 )
+# A script that knows nothing of us may start at 0 each time: without a newer checkpoint its time limit is no success.
+_FREE_ENDS_OF_SCRIPTS = _FREE_ENDS - {AttemptEnd.TIME_LIMIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,19 @@ def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[
     for attempt in sorted(attempts, key=lambda a: a.number, reverse=True):
         if not attempt.is_over or _is_fruitful(attempt, checkpoints, may_be_unread=attempt.number == newest):
             break
+        if run.script is not None and not checkpoints and _is_ahead(attempt, attempts):
+            break
         if run.released_at is not None and (attempt.over_at is None or attempt.over_at <= run.released_at):
             break
-        if attempt.end not in _FREE_ENDS:
+        if attempt.end not in (_FREE_ENDS if run.script is None else _FREE_ENDS_OF_SCRIPTS):
             count += 1
     return count
+
+
+def _is_ahead(attempt: Attempt, attempts: Sequence[Attempt]) -> bool:
+    """Whether a script whose checkpoints are not seen got further than every attempt before."""
+    before = [a.last_step or 0 for a in attempts if a.number < attempt.number]
+    return attempt.last_step is not None and attempt.last_step > max(before, default=0)
 
 
 def _is_fruitful(attempt: Attempt, checkpoints: Sequence[Checkpoint], *, may_be_unread: bool) -> bool:
@@ -75,6 +85,11 @@ _AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Af
         lambda a: a.last.end is AttemptEnd.CANCELLED,
         RunState.HELD,
         lambda a: f"job {a.last.job_id} was cancelled through Slurm by a person",
+    ),
+    (
+        lambda a: a.last.end is AttemptEnd.REFUSED and a.run.script is not None and a.last.number == 1,
+        RunState.STOPPED,  # who submitted it waits for this answer, as for sbatch's
+        lambda a: f"sbatch refused the job: {a.last.end_detail}",
     ),
     (
         lambda a: a.last.end is AttemptEnd.REFUSED,

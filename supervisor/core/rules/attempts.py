@@ -224,7 +224,7 @@ def clear_twins(draft: Draft, run: str) -> None:
     ours = {a.token: a for a in draft.attempts(run) if a.state is not AttemptState.PLANNED}
     for job in jobs.value.values():
         attempt = ours.get(job.comment)
-        if attempt is None or not job.is_live or job.name not in ("", run):
+        if attempt is None or not job.is_live or job.name not in ("", draft.runs[run].job_name):
             continue
         is_first = job.job_id == attempt.job_id
         if is_first and not attempt.is_job_gone:
