@@ -14,6 +14,7 @@ MAX_NODES = 65_536  # Slurm's own limit is 64k nodes per cluster; more is a typi
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _LITERAL = re.compile(r"[A-Za-z0-9._-]+")
+_NUMBERED = re.compile(r"([A-Za-z_.-]*[A-Za-z_][.-]?)([0-9]{1,9})", re.ASCII)
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _MAX_NAME_CHARS = 255
@@ -48,10 +49,32 @@ def expand_nodes(text: str) -> tuple[str, ...]:
 
 def fold_nodes(names: Iterable[str]) -> str:
     """A short host list that Slurm reads as exactly these names (sorted, without duplicates)."""
+    unique = sorted(set(names))
+    plain = _fold_plain(unique)
+    if plain is not None:
+        return plain
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 
-    folded = NodeSet.fromlist(sorted(set(names)), resolver=RESOLVER_NOGROUP)  # type: ignore[no-untyped-call]
+    folded = NodeSet.fromlist(unique, resolver=RESOLVER_NOGROUP)  # type: ignore[no-untyped-call]
     return str(folded)
+
+
+def _fold_plain(names: list[str]) -> str | None:
+    """The commonest list as ClusterShell would fold it, which takes longer to import than `supervisor status` to run.
+
+    Sorted names of one stem with numbers of one width (gpu001, gpu002); None for any other list.
+    """
+    found = [_NUMBERED.fullmatch(name) for name in names]
+    parts = [(match[1], match[2]) for match in found if match is not None]
+    if len(parts) != len(names) or len(parts) < 2 or len({(stem, len(number)) for stem, number in parts}) != 1:
+        return None
+    pieces: list[list[str]] = []
+    for _, number in parts:
+        if pieces and int(pieces[-1][-1]) + 1 == int(number):
+            pieces[-1] = [pieces[-1][0], number]
+        else:
+            pieces.append([number])
+    return f"{parts[0][0]}[{','.join('-'.join(piece) for piece in pieces)}]"
 
 
 def _split_outside_brackets(text: str) -> Iterator[str]:

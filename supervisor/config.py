@@ -28,7 +28,6 @@ from supervisor.tomlfile import (
     render_record,
     shown,
 )
-from trainer.contract import PHASES, is_run_name
 
 __all__ = [
     "ConfigError",
@@ -314,6 +313,8 @@ def _with_environment(settings: Settings, env: Mapping[str, str]) -> Settings:
 
 
 def _run_problems(spec: RunSpec) -> Iterator[Problem]:
+    from trainer.contract import is_run_name
+
     yield (
         not is_run_name(spec.name),
         (
@@ -378,6 +379,8 @@ def _nodes_problems(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _progress_problems(spec: RunSpec) -> Iterator[Problem]:
+    from trainer.contract import PHASES
+
     for phase in PHASES:
         low, high = spec.progress.bounds(phase)
         yield _is_below(low), f"[progress] {phase}_min_s must be 0 or more, not {low:g}"

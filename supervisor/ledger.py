@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -27,7 +26,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from supervisor.migrations import APPLICATION_ID
-from trainer.contract import fsync_dir
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 BUSY_TIMEOUT_S = 10.0
@@ -265,6 +263,8 @@ def write_backup(connection: sqlite3.Connection, target: Path) -> None:
 
 def publish(temporary: Path, target: Path) -> None:
     """Renames a finished file to its name, durably."""
+    from trainer.contract import fsync_dir
+
     with temporary.open("rb") as stream:
         os.fsync(stream.fileno())
     temporary.replace(target)
@@ -279,6 +279,8 @@ def remove_old_backups(path: Path, keep: int) -> None:
 
 def _restore(path: Path, backup: Path, now: datetime) -> None:
     """Puts a copy of the backup in place. A crash on the way leaves a damaged or missing ledger: restored next time."""
+    import shutil
+
     temporary = path.with_name(path.name + ".restored")
     _remove(temporary)
     shutil.copyfile(backup, temporary)

@@ -35,7 +35,6 @@ from supervisor.migrations import STEPS, migrate, schema_version
 from supervisor.model import (
     Attempt,
     Checkpoint,
-    CheckRow,
     Fact,
     Intent,
     IntentState,
@@ -52,6 +51,8 @@ from supervisor.rows import Row, from_row, storable, to_row, to_text
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
+
+    from supervisor.model import CheckRow
 
 __all__ = [
     "DaemonRow",
@@ -136,15 +137,15 @@ class _Table:
     key: tuple[str, ...] = ()  # natural key; none: rows are appended
 
 
-# In the order in which facts are written: what is referred to comes first.
-_TABLES: Mapping[type, _Table] = {
-    Run: _Table(name="runs", key=("name",)),
-    Attempt: _Table(name="attempts", key=("run", "number")),
-    Checkpoint: _Table(name="checkpoints", key=("run", "step", "attempt")),
-    Interruption: _Table(name="interruptions", key=("run", "attempt")),
-    NodeMemory: _Table(name="nodes", key=("node",)),
-    NodeEvent: _Table(name="node_events"),
-    CheckRow: _Table(name="checks"),
+# By the record's class, in the order in which facts are written: what is referred to comes first.
+_TABLES: Mapping[str, _Table] = {
+    "Run": _Table(name="runs", key=("name",)),
+    "Attempt": _Table(name="attempts", key=("run", "number")),
+    "Checkpoint": _Table(name="checkpoints", key=("run", "step", "attempt")),
+    "Interruption": _Table(name="interruptions", key=("run", "attempt")),
+    "NodeMemory": _Table(name="nodes", key=("node",)),
+    "NodeEvent": _Table(name="node_events"),
+    "CheckRow": _Table(name="checks"),
 }
 _RANK = {kind: rank for rank, kind in enumerate(_TABLES)}
 
@@ -356,7 +357,7 @@ class Store:
             self._write(fact.record)
 
     def _write(self, record: Record) -> None:
-        table = _TABLES[type(record)]
+        table = _TABLES[type(record).__name__]
         try:
             self._put(table.name, _row_of(record), key=table.key)
         except sqlite3.IntegrityError as error:
@@ -527,6 +528,8 @@ class Store:
 
     def load_checks(self, node: str, limit: int = 1000) -> tuple[CheckRow, ...]:
         """The newest `limit` check results of a node, newest last."""
+        from supervisor.model import CheckRow
+
         return self._records(
             CheckRow,
             "SELECT * FROM (SELECT * FROM checks WHERE node = ? ORDER BY at DESC, id DESC LIMIT ?) ORDER BY at, id",
@@ -692,14 +695,14 @@ def _in_writing_order(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _identity(record: Record, position: int) -> object:
-    key = _TABLES[type(record)].key
+    key = _TABLES[type(record).__name__].key
     values = tuple(getattr(record, name) for name in key) if key else (position,)
     return (type(record), *values)
 
 
 def _writing_rank(fact: Fact) -> tuple[int, bool]:
     record = fact.record
-    return (_RANK[type(record)], isinstance(record, Attempt) and not record.is_over)
+    return (_RANK[type(record).__name__], isinstance(record, Attempt) and not record.is_over)
 
 
 def _row_of(record: Record) -> Row:

@@ -6,11 +6,9 @@ ConfigError      a file that a person wrote is wrong
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
 import re
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -56,6 +54,8 @@ def load_toml(text: str, source: str) -> dict[str, Any]:
 
     The text may be anybody's: no text ends in another error or holds its reader up.
     """
+    import tomllib  # most commands find no file to read
+
     for number, line in enumerate(text.split("\n"), start=1):
         limit = _MAX_HEADER_DOTS if line.lstrip().startswith("[") else _MAX_DOTS
         if line.count(".") > limit:
@@ -149,6 +149,8 @@ def _refuse_unknown_keys(kind: Any, raw: Mapping[str, Any], source: str, section
 
 
 def _nearest(kind: Any, key: str, hints: Mapping[str, Any]) -> str:
+    import difflib  # only a mistake pays for it
+
     near = difflib.get_close_matches(key.lower(), hints, n=1, cutoff=0.5)
     if near:
         return f'did you mean "{near[0]}"?'

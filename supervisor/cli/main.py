@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,6 +71,8 @@ class _Commands(click.Group):
             sys.stdout.flush()
         except Exception as error:  # noqa: BLE001 - every error is told in one line
             if "--debug" in words[:1]:
+                import traceback
+
                 traceback.print_exception(error)
             sys.exit(_tell(error))
         except KeyboardInterrupt:

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 
 from supervisor.core.reliability import Mtbf, ettr, run_mtbf
-from supervisor.core.restarts import count_failures, next_start_at
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
 from supervisor.reports.liveness import Liveness
 from supervisor.reports.table import Table, duration, instant, number, one_line
@@ -126,6 +125,8 @@ def _judge_wait(
     last = max(attempts, key=lambda a: a.number, default=None)
     if last is None or not last.is_over:
         return None
+    from supervisor.core.restarts import count_failures, next_start_at  # and what they need; a healthy run does not
+
     at = next_start_at(run.spec.restart, count_failures(run, tuple(attempts), tuple(checkpoints)), last)
     return at if at is not None and at > now else None
 
