@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from sqlite_utils import Database
 
-from supervisor import migrations
+from supervisor import migrations, model
 from supervisor.migrations import APPLICATION_ID, STEPS, migrate, schema_version
 from supervisor.model import AttemptState, CheckRow, Intent, IntentState, NodeMemory
 from supervisor.store import _TABLES, DaemonRow, RequestRow, RunChange, Store
@@ -23,7 +23,7 @@ from trainer.contract import CheckResult
 
 HERE = Path(__file__).parent
 DUMPS = sorted(HERE.glob("schema-*.sql"))
-TABLE_OF = {kind: table.name for kind, table in _TABLES.items()} | {
+TABLE_OF = {getattr(model, kind): table.name for kind, table in _TABLES.items()} | {
     Intent: "intents",
     DaemonRow: "daemon",
     RequestRow: "requests",
