@@ -34,6 +34,7 @@ __all__ = [
     "Settings",
     "check_script",
     "check_slurm_conf",
+    "check_supervision",
     "load_settings",
     "parse_run_file",
     "parse_settings",
@@ -77,6 +78,7 @@ class SlurmSettings:
 
     conf: Path | None = None  # SLURM_CONF for every Slurm command; default: the environment's, or Slurm's own
     client: Literal["auto", "cli", "pyslurm"] = "auto"  # auto: pyslurm when it fits the release, else commands
+    form: Literal["text", "json"] = "text"  # of the commands' answers; json is left for text where it can't be used
     poll_interval_s: float = 15.0  # between questions to Slurm when nothing is suspected
     command_timeout_s: float = 20.0  # a command that runs longer has not answered
     submit_lookup_wait_s: float = 15.0  # after a lost answer of sbatch, before the job is looked up
@@ -211,6 +213,11 @@ def parse_run_file(text: str, *, path: Path) -> RunSpec:
     )
     refuse_first(source, _run_problems(spec))
     return spec
+
+
+def check_supervision(spec: RunSpec, *, source: str) -> None:
+    """Raise ConfigError for what is wrong with the supervision of a script of the person's own (it has no command)."""
+    refuse_first(source, _run_problems(dataclasses.replace(spec, command=("script",))))
 
 
 def check_script(spec: RunSpec, *, source: str = "run.toml") -> None:
