@@ -8,10 +8,11 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from slurm import commands, failures, parse
 from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable
+from slurm.json_form import JsonForm, Notice
 from slurm.run_tool import Completed, Run, run_tool
 from slurm.types import (
     ClusterFacts,
@@ -72,7 +73,8 @@ class CliClient:
     """`SlurmClient` over Slurm's command-line tools.
 
     `run` starts a tool (tests give their own), `parent` is the environment that PATH and SLURM_CONF are taken from.
-    Any number of calls may run at once: the client keeps no state.
+    `form`: how jobs, nodes and accounting are asked for; "json" becomes "text" by itself where a cluster's JSON can't
+    be used, and `on_notice` then gets a sentence for the log, once. Any number of calls may run at once.
     """
 
     def __init__(
@@ -81,10 +83,13 @@ class CliClient:
         run: Run | None = None,
         timeout_s: float = _TIMEOUT_S,
         parent: Mapping[str, str] | None = None,
+        form: Literal["text", "json"] = "text",
+        on_notice: Notice = lambda _sentence: None,
     ) -> None:
         self._parent: Mapping[str, str] = os.environ if parent is None else parent
         self._run: Run = partial(run_tool, path=self._parent.get("PATH")) if run is None else run
         self._timeout_s = timeout_s
+        self._json = JsonForm(self._ask, on_notice) if form == "json" else None
 
     def fetch_cluster(self) -> ClusterFacts:
         """Name, version, partitions and time-outs; two commands."""
@@ -98,6 +103,10 @@ class CliClient:
 
     def fetch_jobs(self) -> JobListing:
         """All jobs in the controller's memory; SlurmUnreadable when there are rows and not one can be read."""
+        listing = self._json.fetch_jobs() if self._json else None
+        return listing or self._fetch_jobs_as_text()
+
+    def _fetch_jobs_as_text(self) -> JobListing:
         mark = _draw_mark()
         argv = commands.squeue_argv(mark)
         done = self._read(argv)
@@ -107,6 +116,10 @@ class CliClient:
 
     def fetch_nodes(self) -> NodeListing:
         """All nodes; SlurmUnreadable when not one can be read: a cluster has nodes."""
+        listing = self._json.fetch_nodes() if self._json else None
+        return listing or self._fetch_nodes_as_text()
+
+    def _fetch_nodes_as_text(self) -> NodeListing:
         argv = commands.show_nodes_argv()
         done = self._read(argv)
         listing = parse.parse_nodes(done.stdout)
@@ -120,14 +133,19 @@ class CliClient:
         sacct also lists older jobs that were still there at `since`; they are left out, because job ids come round
         again and an old record must not stand for a new job. On exit codes see `slurm.parse.parse_sacct`.
         """
+        listing = self._json.fetch_ended_jobs(since=since) if self._json else None
+        listing = listing or self._fetch_ended_as_text(since)
+        floor = since.replace(microsecond=0)  # Slurm's times are whole seconds
+        jobs = tuple(job for job in listing.jobs if job.submit_at is None or job.submit_at >= floor)
+        return JobListing(jobs=jobs, unreadable=listing.unreadable)
+
+    def _fetch_ended_as_text(self, since: datetime) -> JobListing:
         mark = _draw_mark()
         argv = commands.sacct_argv(since, mark)
         done = self._read(argv)
         listing = parse.parse_sacct(done.stdout, mark=mark)
         _require_some(argv, done, listing.jobs, listing.unreadable)
-        floor = since.replace(microsecond=0)  # Slurm's times are whole seconds
-        jobs = tuple(job for job in listing.jobs if job.submit_at is None or job.submit_at >= floor)
-        return JobListing(jobs=jobs, unreadable=listing.unreadable)
+        return listing
 
     def find_by_token(self, token: str, *, since: datetime) -> tuple[JobRecord, ...]:
         """Jobs with this token, by job id: from the controller, and from accounting where there is one.
@@ -196,11 +214,14 @@ class CliClient:
             ) from error
 
     def _read(self, argv: commands.Argv) -> Completed:
-        done = self._call(argv, commands.reading_environment(self._parent))
+        done = self._ask(argv)
         failure = failures.read_failure(argv, done)
         if failure is not None:
             raise failure
         return done
+
+    def _ask(self, argv: commands.Argv) -> Completed:
+        return self._call(argv, commands.reading_environment(self._parent))
 
     def _change(self, argv: commands.Argv) -> None:
         done = self._call(argv, commands.reading_environment(self._parent))

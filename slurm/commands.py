@@ -137,6 +137,26 @@ def show_config_argv() -> Argv:
     return ("scontrol", "show", "config")
 
 
+def squeue_json_argv() -> Argv:
+    """All jobs in the controller's memory as JSON (22.05 gives all whatever the filters)."""
+    return ("squeue", "-a", "-t", "all", "--json")
+
+
+def show_nodes_json_argv() -> Argv:
+    """All nodes as JSON, nodes of hidden partitions too; 23.02 on."""
+    return ("scontrol", "-a", "show", "nodes", "--json")
+
+
+def sinfo_json_argv() -> Argv:
+    """All nodes as JSON for 22.05, where this is a plain list of nodes; later it is a table of states."""
+    return ("sinfo", "-a", "--json")
+
+
+def sacct_json_argv(since: datetime) -> Argv:
+    """The records of `sacct_argv` as JSON."""
+    return ("sacct", "-a", "-X", "-D", "-S", render_sacct_time(since), "--json")
+
+
 def ping_argv() -> Argv:
     """Which controllers are up."""
     return ("scontrol", "ping")

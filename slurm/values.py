@@ -13,7 +13,7 @@ from datetime import UTC, datetime, tzinfo
 
 from slurm.types import Unreadable
 
-_EVIDENCE_CHARS = 400
+_EVIDENCE_CHARS = 4000  # a token in a long submit line must be seen in it
 NOTHING = frozenset({"", "(null)", "n/a", "none", "unknown", "none assigned"})
 MAX_JOB_ID = 2**32
 _MAX_COUNT_DIGITS = 18

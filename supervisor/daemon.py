@@ -353,9 +353,14 @@ def _client(settings: Settings) -> SlurmClient:
     if settings.slurm.conf is not None:
         parent["SLURM_CONF"] = str(settings.slurm.conf)
     timeout_s = settings.slurm.command_timeout_s
-    cli = CliClient(timeout_s=timeout_s, parent=parent)
-    choice = choose_client(settings.slurm.client, cli=cli, parent=parent, timeout_s=timeout_s)
     log = structlog.get_logger("daemon")
+    cli = CliClient(
+        timeout_s=timeout_s,
+        parent=parent,
+        form=settings.slurm.form,
+        on_notice=lambda sentence: log.warning("slurm.noticed", reason=sentence),
+    )
+    choice = choose_client(settings.slurm.client, cli=cli, parent=parent, timeout_s=timeout_s)
     say = log.warning if settings.slurm.client not in {"auto", choice.kind} else log.info
     say("client.chosen", client=choice.kind, reason=choice.reason)
     return choice.client
