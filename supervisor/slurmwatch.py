@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,13 +13,15 @@ from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmRefused
 from slurm.types import ClusterFacts, JobRecord, NodeRecord
 from supervisor.clock import Clock
-from supervisor.model import Fresh, Stale
+from supervisor.model import EPOCH, Fresh, Stale
 
 NOT_ASKED = "accounting has not been asked yet"  # there was no need
 _ENDED_WINDOW = timedelta(days=2)
 _MIN_GAP_S = 0.25  # between the starts of two rounds of questions, however often they are asked for
 _ROUND_SHARE = 4.0  # a controller that is slow to answer is asked a quarter of the time
-_REST_MAX_S = 2.0  # but one that was silent is asked again soon
+_REST_MAX_S = 2.0  # but one that was silent once is asked again soon
+_BACKOFF_MAX_S = 30.0  # and one that stays silent more and more seldom: questions that time out are load as well
+_JITTER = 0.2  # several daemons that lost one controller at one instant must not come back in step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +35,16 @@ class Answers:
     unreadable: tuple[str, ...] = ()
 
 
-def choose_gap_s(spent_s: float) -> float:
-    """Seconds between the starts of two rounds of questions, when the last one took `spent_s`."""
-    return max(_MIN_GAP_S, min(_ROUND_SHARE * spent_s, spent_s + _REST_MAX_S))
+def choose_gap_s(spent_s: float, silent_rounds: int = 0, jitter: float = 0.0) -> float:
+    """Seconds between the starts of two rounds of questions, when the last one took `spent_s`.
+
+    `silent_rounds`: how many in a row got no answer; the rest between them doubles, up to a cap. `jitter`, -1 to 1,
+    moves it by up to a fifth.
+    """
+    if silent_rounds < 1:
+        return max(_MIN_GAP_S, min(_ROUND_SHARE * spent_s, spent_s + _REST_MAX_S))
+    rest_s = min(_BACKOFF_MAX_S, _REST_MAX_S * 2 ** min(silent_rounds - 1, 10))
+    return spent_s + rest_s * (1 + _JITTER * jitter)
 
 
 class SlurmWatch:
@@ -52,7 +62,8 @@ class SlurmWatch:
         self._answered = threading.Event()
         self._ended_since: datetime | None = None
         self._asked_mono = float("-inf")
-        self._is_closed = False
+        self._silent_rounds = 0
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="slurm-watch", daemon=True)
         self._thread.start()
 
@@ -86,7 +97,7 @@ class SlurmWatch:
 
     def close(self) -> None:
         """Stop asking; a command that is under way ends by its own time-out."""
-        self._is_closed = True
+        self._closed.set()
         self._wanted.set()
         self._thread.join(0.5)
 
@@ -96,21 +107,22 @@ class SlurmWatch:
         spent_s = 0.0
         while True:
             self._wanted.wait()
-            if self._is_closed:
+            gap_s = choose_gap_s(spent_s, self._silent_rounds, random.uniform(-1, 1))
+            if self._closed.wait(max(0.0, gap_s - self.age_s)):
                 return
-            time.sleep(max(0.0, choose_gap_s(spent_s) - self.age_s))
             self._wanted.clear()
             self._asked_mono = time.monotonic()
-            self._round()
+            self._silent_rounds = 0 if self._round() else self._silent_rounds + 1
             spent_s = self.age_s
             self._answered.set()
             self._on_answer()
 
-    def _round(self) -> None:
+    def _round(self) -> bool:
+        """Put the questions of one round; False when the controller left one unanswered."""
         with self._lock:
             before, since, facts = self._answers, self._ended_since, self._facts
         commands = 2
-        if facts is None:
+        if facts is None and self._silent_rounds == 0:  # not while every question costs a time-out
             facts = self._fetch_facts()
             commands += 2
         unreadable: list[str] = []
@@ -130,6 +142,7 @@ class SlurmWatch:
             self._answers = Answers(
                 jobs=jobs, nodes=nodes, ended=ended, commands=commands, unreadable=tuple(unreadable)
             )
+        return isinstance(jobs, Fresh) and isinstance(nodes, Fresh)
 
     def _fetch_facts(self) -> ClusterFacts | None:
         try:
@@ -171,7 +184,8 @@ class SlurmWatch:
             return None
         except SlurmError as error:
             return self._stale(error, before)
-        return Fresh(value={job.job_id: job for job in listing.jobs}, asked_at=asked_at)
+        by_age = sorted(listing.jobs, key=lambda job: job.submit_at or EPOCH)  # job ids come round: the newest counts
+        return Fresh(value={job.job_id: job for job in by_age}, asked_at=asked_at)
 
     def _stale(self, error: SlurmError, before: object) -> Stale:
         since_at = before.since_at if isinstance(before, Stale) and before.why != "not asked yet" else self._clock.now()

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from slurm.errors import SlurmUnavailable
-from slurm.types import JobListing, NodeListing, Unreadable
+from slurm.types import JobListing, JobRecord, JobState, NodeListing, Unreadable
 from supervisor.model import Fresh, Stale
 from supervisor.slurmwatch import NOT_ASKED, Answers, SlurmWatch
 from tests.fakes import EPOCH, FakeClock, FakeSlurm
@@ -131,3 +131,44 @@ def test_a_controller_that_hangs_keeps_nobody_waiting(watch: WatchOf) -> None:
     assert isinstance(one.answers.jobs, Stale)
     assert not one.wait(0.01)
     assert time.monotonic() - started < 0.4
+
+
+def test_a_silent_controller_is_asked_more_and_more_seldom_and_at_once_after_its_first_answer(watch: WatchOf) -> None:
+    """Case CO-06."""
+    slurm = FakeSlurm()
+    slurm.outage = True
+    one = watch(slurm)
+    ask(one)
+    one.ask()
+    assert not one.wait(1.0)  # it rests for about 2 s
+    slurm.outage = False
+    assert one.wait(10)
+    started = time.monotonic()
+    ask(one)
+    assert time.monotonic() - started < 1.5
+
+
+def test_of_two_jobs_of_one_number_in_accounting_the_newer_counts(watch: WatchOf) -> None:
+    """Case SB-11: job ids come round."""
+    old, new = (
+        JobRecord(job_id=7, state=state, raw_state=state.value, submit_at=EPOCH + timedelta(days=day))
+        for state, day in ((JobState.COMPLETED, 0), (JobState.FAILED, 1))
+    )
+
+    class Twice(FakeSlurm):
+        def fetch_ended_jobs(self, *, since: object) -> JobListing:
+            return JobListing(jobs=(new, old))
+
+    ended = ask(watch(Twice(has_accounting=True)), ended_since=EPOCH).ended
+    assert isinstance(ended, Fresh)
+    assert ended.value[7].state is JobState.FAILED
+
+
+def test_no_round_takes_more_than_three_commands_once_the_cluster_is_known(watch: WatchOf) -> None:
+    """Case CO-06: none per job and none per node, however many there are."""
+    slurm = FakeSlurm(has_accounting=True, nodes=64)
+    one = watch(slurm)
+    ask(one)
+    slurm.calls.clear()
+    assert ask(one, ended_since=EPOCH).commands == 3
+    assert slurm.calls == ["fetch_jobs", "fetch_nodes", "fetch_ended_jobs"]

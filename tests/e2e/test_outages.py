@@ -1,0 +1,170 @@
+"""Slurm is away, frozen, without memory, or answers with errors: nothing is decided blind, nothing runs twice.
+
+One cluster for all of them; each has its own ledger, daemon and run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.sandbox import Sandbox
+from supervisor.model import AttemptEnd
+from tests.e2e.stage import Stage
+from tests.e2e.watcher import watched
+
+pytestmark = pytest.mark.slurm
+
+OpenStage = Callable[[str], Stage]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    with Sandbox.start(nodes=2, directory=tmp_path_factory.mktemp("outages")) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def stage(cluster: Sandbox, tmp_path: Path) -> Iterator[Stage]:
+    """A ledger of its own on the shared cluster, without a daemon yet; at its end nothing of it runs on."""
+    one = Stage(tmp_path / "stage", cluster)
+    yield one
+    one.close()
+    cluster.run("scancel", "--user=root", f"--user={os.environ.get('USER', 'root')}")
+    one.wait("an empty queue", lambda: not any(job.is_live for job in one.jobs()))
+
+
+def tool_on_path(stage: Stage, tool: str, script: str) -> Path:
+    """A folder with a stand-in for one of Slurm's tools: `{real}` is the tool, `{mode}` a file that steers it."""
+    real = stage.sandbox.run("sh", "-c", f"command -v {tool}").stdout.strip()
+    folder = stage.directory / "bin"
+    folder.mkdir(exist_ok=True)
+    wrapper = folder / tool
+    mode, calls = stage.directory / "mode", stage.directory / "calls"
+    mode.write_text("well")
+    calls.write_text("")
+    wrapper.write_text(script.format(real=real, mode=mode, calls=calls))
+    wrapper.chmod(0o755)
+    return folder
+
+
+# ---------------------------------------------------------------- the controller
+
+
+def test_a_controller_that_is_frozen_for_longer_than_a_commands_time_limit_changes_nothing(stage: Stage) -> None:
+    """Case CO-01: the same job is followed on when it is back."""
+    stage.start_daemon()
+    stage.submit("r")
+    first = stage.await_step(1)
+    with watched(stage):
+        stage.sandbox.freeze_controller()
+        stage.wait("word of it", lambda: stage.status()["daemon"]["slurm"] == "not answering")
+        stage.sandbox.thaw_controller()
+        stage.wait("word of it", lambda: stage.status()["daemon"]["slurm"] == "answering")
+        seen = stage.attempt(1).last_step or 0
+        stage.wait("new steps", lambda: (stage.attempt(1).last_step or 0) > seen)
+    assert [(a.number, a.job_id, a.end) for a in stage.attempts()] == [(1, first.job_id, None)]
+    assert stage.interruptions() == ()
+    assert stage.drained() == {}
+
+
+def test_a_controller_that_lost_its_state_starts_no_second_training_beside_the_first(stage: Stage) -> None:
+    """Slurm ends what it does not know as a node registers; until then the attempt is alive, and nothing follows it.
+
+    The new controller gives out the same job numbers again.
+    """
+    stage.start_daemon()
+    stage.submit("r")
+    first = stage.await_step(1)
+    stage.await_verified(1)
+    slurmds = [pid for node in stage.sandbox.node_names for pid in slurmd_of(stage, node)]
+    with watched(stage) as watcher:
+        stage.sandbox.stop_controller()
+        send(slurmds, signal.SIGSTOP)  # so that the nodes do not register yet
+        stage.sandbox.start_controller(without_state=True)
+        try:
+            stage.wait("a look at it", lambda: "not known to Slurm, but it is alive" in stage.daemon_log.read_text())
+            before = (stage.attempt(1).last_step or 0) + 110  # 11 s of steps: longer than an absence must last
+            stage.wait("steps of the one that Slurm forgot", lambda: (stage.attempt(1).last_step or 0) > before)
+            assert stage.live_attempts() == [1]
+            assert stage.jobs() == ()
+            assert watcher.training() == {"1"}
+        finally:
+            send(slurmds, signal.SIGCONT)
+        second = stage.await_step(2, limit_s=60)
+    assert stage.attempt(1).end is AttemptEnd.VANISHED
+    assert second.resume_step > 0
+    assert [job.comment for job in stage.jobs() if job.is_live] == [second.token]
+    assert first.nodes
+    assert stage.drained() == {}
+
+
+def slurmd_of(stage: Stage, node: str) -> list[int]:
+    found = []
+    for pid in stage.sandbox.node_pids(node):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if os.path.basename(line[0]) == b"slurmd":  # noqa: PTH119  (bytes)
+            found.append(pid)
+    assert found
+    return found
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+# ---------------------------------------------------------------- answers that are none
+
+SQUEUE = """#!/bin/sh
+echo called >> {calls}
+case $(cat {mode}) in
+  well) exec {real} "$@" ;;
+  half) {real} "$@" | head -c 40; echo 'squeue: error: Zero Bytes were transmitted or received' >&2; exit 1 ;;
+  nothing) exit 0 ;;
+  standby) echo 'slurm_load_jobs error: Slurm backup controller in standby mode' >&2; exit 1 ;;
+  asleep) exec sleep 600 ;;
+esac
+"""
+
+
+def test_an_answer_of_squeue_that_is_none_ends_no_attempt(stage: Stage) -> None:
+    """Cases CO-01, CO-02: errors, half a list, nothing at all with exit 0, and a client that sleeps for ever."""
+    mode, calls = stage.directory / "mode", stage.directory / "calls"
+    stage.start_daemon(path_first=tool_on_path(stage, "squeue", SQUEUE))
+    stage.submit("r")
+    first = stage.await_step(1)
+    with watched(stage):
+        for word in ("half", "nothing", "standby", "asleep"):
+            calls.write_text("")
+            mode.write_text(word)
+            stage.wait(f"a question while squeue is {word}", lambda: "called" in calls.read_text())
+            if word != "nothing":  # a silence is said; an empty list is looked at again
+                stage.wait(f"word of {word}", lambda: stage.status()["daemon"]["slurm"] == "not answering")
+            assert stage.live_attempts() == [1], word
+            mode.write_text("well")
+            calls.write_text("")
+            stage.wait(f"the end of {word}", lambda: stage.status()["daemon"]["slurm"] == "answering")
+            stage.wait(f"an answer after {word}", lambda: "called" in calls.read_text())
+    assert [(a.job_id, a.end) for a in stage.attempts()] == [(first.job_id, None)]
+
+
+SBATCH = """#!/bin/sh
+echo called >> {calls}
+{real} "$@" >/dev/null
+exec sleep 600
+"""
+
+
+def test_a_submission_that_our_time_limit_killed_after_slurm_took_it_is_found_and_not_sent_again(stage: Stage) -> None:
+    """Also what rate limiting does up to 24.05: the client sleeps for ever."""
+    stage.start_daemon(path_first=tool_on_path(stage, "sbatch", SBATCH))
+    stage.submit("r")
+    with watched(stage):
+        attempt = stage.await_step(1)
+    assert (stage.directory / "calls").read_text() == "called\n"
+    assert [job.job_id for job in stage.jobs() if job.comment == attempt.token] == [attempt.job_id]
