@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-MAX_LINE_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 4 * 1024 * 1024  # a batch script (512 KiB) and an environment (256 KiB), as JSON
 MAX_CLIENTS = 256
 MAX_CLIENTS_PER_UID = 32  # one account can't keep the others out
 CLIENT_TIMEOUT_S = 10.0  # to send a whole request, and again to take its answer

@@ -1,0 +1,434 @@
+"""A batch script of a person's own as a run: from what was handed in to the run, and from the run to a submission.
+
+Pure, and used on both sides: the command checks with it as the person, and the daemon again, which believes nothing of
+what it is told and opens no file of a person.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slurm.hostlist import HostlistUnreadable, expand_nodes, is_node_name
+from slurm.sbatch_line import (
+    Effective,
+    check_text,
+    effective,
+    merge_export,
+    parse_command_line,
+    parse_directives,
+    read_variables,
+    refusal,
+    render_log_path,
+    wrap_text,
+)
+from slurm.sbatch_options import name_of
+from slurm.types import Identity, SubmitRequest
+from supervisor.config import check_supervision
+from supervisor.model import Attempt, AttemptEnd, Run, RunSpec, ScriptSpec
+from supervisor.submissions import digest_of
+from supervisor.supervision import BadSupervision, read_directives, render_tables, take_options
+from supervisor.tomlfile import ConfigError, convert_record
+from trainer import contract
+
+MAX_SCRIPT_BYTES = 512 * 1024
+MAX_ENVIRONMENT_BYTES = 256 * 1024
+MAX_WORDS = 10_000
+_MAX_PATH_CHARS = 4096
+_MAX_NAME_CHARS = 90  # of a run, so that "-2" and the like still fit
+_ROOT = ".supervisor"
+
+_FIRST_ONLY = frozenset({"hold", "begin"})  # what the person meant for the submission that he made himself
+_OURS = frozenset({"comment", "job-name", "dependency", "export", "nodes", "requeue", "no-requeue"})
+
+
+class NotSupervised(ValueError):
+    """A script or its options can't be supervised; the message is a sentence for the person who submits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """What a person hands in: everything that sbatch would look at itself."""
+
+    text: str  # of the script; of a wrapped command, what sbatch makes of it
+    path: str  # of the script as it was given; "-": standard input
+    words: tuple[str, ...]  # after `supervisor sbatch`
+    environment: Mapping[str, str]
+    cwd: str
+    umask: int = 0o022
+
+    def __repr__(self) -> str:
+        return f"Handed({self.path!r}, {self.words!r}, {len(self.environment)} variables)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A handed-in script, read: all but the names that depend on what else runs."""
+
+    wanted: Effective
+    spec: RunSpec  # under the name that it would like
+    script: ScriptSpec
+    has_name: bool  # the person chose the run's name
+    notes: tuple[str, ...] = ()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_handed(body: Mapping[str, Any]) -> Handed:
+    """What a request holds. Raises NotSupervised for what is of another shape, or too large."""
+    text, path, cwd, umask = body.get("script"), body.get("path"), body.get("cwd"), body.get("umask", 0o022)
+    words, environment = body.get("argv"), body.get("environment")
+    if not isinstance(text, str) or not isinstance(path, str) or not isinstance(cwd, str) or type(umask) is not int:
+        raise NotSupervised("a submission has a script, its path, a working directory and a umask")
+    if (
+        not _is_list_of_text(words)
+        or not isinstance(environment, dict)
+        or not _is_list_of_text([*environment.values()])
+    ):
+        raise NotSupervised("a submission has argv, a list of words, and an environment")
+    handed = Handed(text=text, path=path, words=tuple(words), environment=environment, cwd=cwd, umask=umask & 0o777)
+    check_sizes(handed)
+    return handed
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_WORDS and all(isinstance(word, str) for word in value)
+
+
+def check_sizes(handed: Handed) -> None:
+    """Raise NotSupervised for what is larger than can be handed in, or no text."""
+    if len(handed.text.encode("utf-8", "surrogatepass")) > MAX_SCRIPT_BYTES:
+        raise NotSupervised(f"the script is larger than {MAX_SCRIPT_BYTES // 1024} KiB")
+    size = sum(
+        len(name) + len(value.encode("utf-8", "surrogatepass")) + 2 for name, value in handed.environment.items()
+    )
+    if size > MAX_ENVIRONMENT_BYTES or len(handed.environment) > MAX_WORDS:
+        raise NotSupervised(
+            f"the environment is larger than {MAX_ENVIRONMENT_BYTES // 1024} KiB: submit from a smaller one (env -i)"
+        )
+    texts = (*handed.words, *handed.environment, *handed.environment.values(), handed.path, handed.cwd)
+    if any("\0" in text for text in texts):
+        raise NotSupervised("a NUL character can't stand in a word or in the environment")
+    if len(handed.cwd) > _MAX_PATH_CHARS or not handed.cwd.startswith("/"):
+        raise NotSupervised("the working directory is no absolute path")
+
+
+def read_script(handed: Handed) -> Script:
+    """The run that a handed-in script asks for.
+
+    Raises:
+        BadSubmission: what sbatch itself would refuse, in its words.
+        NotSupervised: what only supervision can't do, as a sentence.
+    """
+    try:
+        words, given = take_options(handed.words)
+        wanted, text = _read_wanted(handed, words)
+        settings = {**({} if wanted.is_wrap else read_directives(text)), **given}
+        tables = render_tables(settings)
+    except BadSupervision as error:
+        raise NotSupervised(str(error)) from None
+    why_not = refusal(wanted) or _refusal(wanted)
+    if why_not is not None:
+        raise NotSupervised(why_not)
+    spec = _make_spec(handed, wanted, tables)
+    return Script(
+        wanted=wanted,
+        spec=spec,
+        script=_make_script(handed, wanted, spec),
+        has_name="name" in settings,
+        notes=tuple(_notes(wanted)),
+    )
+
+
+def _read_wanted(handed: Handed, words: tuple[str, ...]) -> tuple[Effective, str]:
+    """What counts of the command line, the variables and the script's lines; and the script's text, checked."""
+    line, variables = parse_command_line(words), read_variables(handed.environment)
+    wanted = effective(line, variables)
+    if wanted.wrap is not None:
+        if handed.text != wrap_text(wanted.wrap):
+            raise NotSupervised("the text handed in is not what --wrap makes")
+        return wanted, handed.text
+    text = check_text(handed.text.encode("utf-8", "surrogateescape"))
+    name = handed.path.rpartition("/")[2] if line.script else "stdin"
+    return effective(line, variables, parse_directives(text, name=name)), text
+
+
+def _refusal(wanted: Effective) -> str | None:
+    """Why an attempt could not be submitted again as it is asked for."""
+    for name in ("uid", "gid"):
+        if wanted.has(name):
+            return f"--{name} is not possible: a job runs as the account that submits it"
+    if any(name_of(option) == "hold" for option in wanted.script_options):
+        return "the script asks for --hold in an #SBATCH line, which would hold every resubmission: give it on the command line"
+    if wanted.exclude is not None and not _can_expand(wanted.exclude):
+        return (
+            f"--exclude={wanted.exclude}: give a list of nodes, not a file: the nodes that are broken are added to it"
+        )
+    return None
+
+
+def _can_expand(hosts: str) -> bool:
+    if "/" in hosts:
+        return False
+    try:
+        return all(is_node_name(node) for node in expand_nodes(hosts))
+    except HostlistUnreadable:
+        return False
+
+
+def _notes(wanted: Effective) -> list[str]:
+    """What is otherwise than the person asked for."""
+    notes = []
+    if wanted.is_requeue_wanted:
+        notes.append("--requeue is not passed on: the supervisor resubmits, Slurm does not requeue")
+    if wanted.has("comment"):
+        notes.append("--comment is not passed on: the supervisor finds the job by its own")
+    if wanted.nodelist is not None:
+        notes.append("--nodelist binds every attempt to these nodes: a broken one of them can't be left out")
+    return notes
+
+
+# ---------------------------------------------------------------- the run
+
+
+def _make_spec(handed: Handed, wanted: Effective, tables: Mapping[str, Any]) -> RunSpec:
+    workdir = Path(os.path.normpath(Path(handed.cwd, wanted.chdir or ".")))
+    least, most = _count_nodes(wanted, tables.get("nodes", {}))
+    checkpoint = _make_checkpoint(tables.get("checkpoint", {}), handed.cwd)
+    # Nobody has said how often a script prints: only where its steps are seen does silence mean something by itself.
+    progress = {"start_max_s": 0.0, **tables.get("progress", {})}
+    for phase in ("start", "step"):
+        most_s = progress.get(f"{phase}_max_s", 0.0)
+        if 0 < most_s < 60:
+            progress[f"{phase}_min_s"] = min(most_s, 20.0)
+    document = {
+        "name": tables.get("name", name_run(wanted.job_name)),
+        "command": ["script"],
+        "root": str(Path(os.path.normpath(Path(handed.cwd, tables["root"])) if "root" in tables else workdir / _ROOT)),
+        "nodes": {**tables.get("nodes", {}), "min": least, "max": most},
+        "workdir": str(workdir),
+        "slurm": _slurm_table(wanted),
+        "checkpoint": checkpoint,
+        "progress": progress,
+        "restart": tables.get("restart", {}),
+        "health": {"start_checks": False},
+    }
+    try:
+        spec = convert_record(RunSpec, document, "supervision")
+        check_supervision(spec, source="supervision")
+    except ConfigError as error:
+        raise NotSupervised(str(error)) from None
+    return replace(spec, command=())
+
+
+def _make_checkpoint(table: Mapping[str, Any], cwd: str) -> dict[str, Any]:
+    if "directory" not in table:
+        return {"resume_from_complete": True, **table}
+    directory = os.path.normpath(Path(cwd, str(table["directory"])))
+    return {"layout": "auto", "resume_from_complete": True, **table, "directory": directory}
+
+
+def _slurm_table(wanted: Effective) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "partition": wanted.partition,
+        "account": wanted.account,
+        "qos": wanted.qos,
+        "time_limit": wanted.time_limit,
+    }
+    gpus = wanted.gpus_per_node
+    if gpus is not None and re.fullmatch(r"[1-9][0-9]{0,5}", gpus):
+        table["gpus_per_node"] = int(gpus)
+    return {key: value for key, value in table.items() if value}
+
+
+def _count_nodes(wanted: Effective, table: Mapping[str, Any]) -> tuple[int, int]:
+    """(min, max) of an attempt's nodes: the supervision options, else sbatch's, else one."""
+    asked = wanted.nodes
+    least = int(table.get("min", asked.least if asked else table.get("max", 1)))
+    most = int(table.get("max", asked.most if asked else least))
+    least, most = (
+        (least, max(least, most)) if "max" not in table else (min(least, most) if "min" not in table else least, most)
+    )
+    if least > most:
+        raise NotSupervised(f"conflicting nodes: at least {least} are asked for, and at most {most}")
+    if least < 1:
+        raise NotSupervised(f"{least} nodes are asked for: at least one is needed")
+    if least < most and wanted.ntasks is not None:
+        raise NotSupervised(
+            f"--ntasks={wanted.ntasks} with {least} to {most} nodes: a number of tasks fixes the number of nodes; "
+            "give --ntasks-per-node"
+        )
+    return least, most
+
+
+def _make_script(handed: Handed, wanted: Effective, spec: RunSpec) -> ScriptSpec:
+    options = tuple(o for o in wanted.submit_options if name_of(o) not in _OURS)
+    return ScriptSpec(
+        path="--wrap" if wanted.is_wrap else handed.path if wanted.script else "-",
+        digest=digest_of(handed.text),
+        arguments=wanted.arguments,
+        options=options,
+        job_name=wanted.job_name,
+        nodes_given=wanted.nodes is not None or spec.nodes.max > 1 or spec.nodes.min > 1,
+        exclude=wanted.exclude or "",
+        dependency=wanted.dependency or "",
+        export=wanted.export or "ALL",
+        submit_dir=Path(handed.cwd),
+        output=os.path.normpath(spec.workdir / wanted.output),
+        umask=handed.umask,
+    )
+
+
+# ---------------------------------------------------------------- names
+
+
+def name_run(job_name: str) -> str:
+    """A legal name of a run, as near to the job's name as can be."""
+    text = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).lstrip("-.")
+    text = re.sub(r"\.{2,}", ".", text)[:_MAX_NAME_CHARS].rstrip("-.")
+    return text or "job"
+
+
+def choose_name(wish: str, taken: Collection[str]) -> str:
+    """`wish`, or with -2, -3 and so on the first that is not taken."""
+    if wish not in taken:
+        return wish
+    return next(name for n in range(2, len(taken) + 3) if (name := f"{wish}-{n}") not in taken)
+
+
+def settle_names(script: Script, *, taken: Collection[str], job_names: Collection[str]) -> Script:
+    """The script under names that nothing else has: `taken` by runs, `job_names` by the owner's runs that go on.
+
+    Raises:
+        NotSupervised: the person chose a run's name that is taken.
+    """
+    name = script.spec.name
+    if not script.has_name:
+        name = choose_name(name, taken)
+    job_name = script.script.job_name
+    if job_name in job_names or not job_name:
+        job_name = name
+    notes = script.notes
+    if job_name != script.script.job_name:
+        notes = (
+            *notes,
+            f"another run's jobs are named {script.script.job_name!r}, so that Slurm would run only one of them at a "
+            f"time: the job is named {job_name!r}",
+        )
+    return replace(
+        script,
+        spec=replace(script.spec, name=name),
+        script=replace(script.script, job_name=job_name),
+        notes=notes,
+    )
+
+
+# ---------------------------------------------------------------- submitting
+
+
+def render_submission(
+    run: Run,
+    attempt: Attempt,
+    *,
+    batch: Path,
+    environment: Mapping[str, str],
+    identity: tuple[int, int] | None,
+    is_first: bool,
+) -> SubmitRequest:
+    """One submission of a run's own script: what the person asked for, with what the attempt overrides.
+
+    `batch`: the file that sbatch reads; `environment`: of the first submission; `is_first`: no job of the run has been
+    before.
+    """
+    script = run.script
+    if script is None:
+        raise ValueError(f"run {run.name} has no script of its own")
+    ours = contract_environment(run, attempt)
+    export, variables = merge_export(script.export, {**environment, **ours}, ours)
+    values = placeholders(run, attempt)
+    return SubmitRequest(
+        script=batch,
+        token=attempt.token,
+        job_name=run.job_name,
+        nodes=attempt.nodes_wanted if script.nodes_given else None,
+        output=None,
+        arguments=tuple(fill(word, values) for word in script.arguments),
+        exclude=_merge_exclude(script.exclude, attempt.exclude),
+        options=_choose_options(script, is_first=is_first),
+        dependency=_choose_dependency(script.dependency if is_first else ""),
+        export=export,
+        environment=variables,
+        is_own_environment=True,
+        submit_dir=script.submit_dir,
+        identity=Identity(uid=identity[0], gid=identity[1], umask=script.umask) if identity is not None else None,
+    )
+
+
+def contract_environment(run: Run, attempt: Attempt) -> dict[str, str]:
+    """The contract's variables for one attempt of a script."""
+    return {
+        contract.ENV_RUN: run.name,
+        contract.ENV_ATTEMPT: str(attempt.number),
+        contract.ENV_RUN_DIR: str(run.spec.run_dir),
+        contract.ENV_RESUME_FROM: attempt.resume_path,
+        contract.ENV_RESUME_STEP: str(attempt.resume_step),
+        contract.ENV_CHECKPOINT_EVERY_S: f"{run.spec.checkpoint.every_s:g}",
+    }
+
+
+def placeholders(run: Run, attempt: Attempt) -> dict[str, str]:
+    """What the placeholders in arguments stand for in one attempt."""
+    return {
+        "{resume_from}": attempt.resume_path,
+        "{resume_step}": str(attempt.resume_step),
+        "{run}": run.name,
+        "{attempt}": str(attempt.number),
+        "{run_dir}": str(run.spec.run_dir),
+    }
+
+
+def fill(word: str, values: Mapping[str, str]) -> str:
+    """A word with its placeholders replaced."""
+    for placeholder, value in values.items():
+        word = word.replace(placeholder, value)
+    return word
+
+
+def _choose_options(script: ScriptSpec, *, is_first: bool) -> tuple[str, ...]:
+    options = script.options
+    if not is_first:
+        # --begin of an #SBATCH line is met by a time that has come.
+        options = (*(o for o in options if name_of(o) not in _FIRST_ONLY), "--begin=now")
+    return tuple(o for o in options if name_of(o) != "exclude")
+
+
+def _merge_exclude(own: str, broken: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*(expand_nodes(own) if own else ()), *broken}))
+
+
+def _choose_dependency(own: str) -> str:
+    """Singleton always; the person's own besides, where Slurm can join the two ("," is and, "?" is or)."""
+    if not own or "?" in own:
+        return "singleton" if not own else own
+    return own if "singleton" in own.split(",") else f"{own},singleton"
+
+
+def is_first_submission(attempts: Collection[Attempt], number: int) -> bool:
+    """True while no job of a run has been: earlier attempts, if any, were refused."""
+    return all(a.end is AttemptEnd.REFUSED for a in attempts if a.number < number)
+
+
+def find_log(run: Run, attempt: Attempt, *, user: str) -> Path | None:
+    """The file that an attempt's job writes to; None when it is not known (not started, or a pattern nobody can tell)."""
+    if run.script is None:
+        return run.spec.paths.attempt_dir(attempt.number) / "job.log"
+    if not run.script.output or attempt.job_id is None:
+        return None
+    node = attempt.nodes[0] if attempt.nodes else ""
+    rendered = render_log_path(run.script.output, job_id=attempt.job_id, job_name=run.job_name, user=user, node=node)
+    return Path(rendered) if rendered is not None and rendered != os.devnull else None
