@@ -85,28 +85,21 @@ def read_handed(body: Mapping[str, Any]) -> Handed:
     words, environment = body.get("argv"), body.get("environment")
     if not isinstance(text, str) or not isinstance(path, str) or not isinstance(cwd, str) or type(umask) is not int:
         raise NotSupervised("a submission has a script, its path, a working directory and a umask")
-    if (
-        not _is_list_of_text(words)
-        or not isinstance(environment, dict)
-        or not _is_list_of_text([*environment.values()])
-    ):
+    if not isinstance(words, list) or not isinstance(environment, dict):
         raise NotSupervised("a submission has argv, a list of words, and an environment")
+    if len(words) > MAX_WORDS or not all(isinstance(word, str) for word in (*words, *environment.values())):
+        raise NotSupervised(f"argv has at most {MAX_WORDS} words, and everything in it and in the environment is text")
     handed = Handed(text=text, path=path, words=tuple(words), environment=environment, cwd=cwd, umask=umask & 0o777)
     check_sizes(handed)
     return handed
-
-
-def _is_list_of_text(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= MAX_WORDS and all(isinstance(word, str) for word in value)
 
 
 def check_sizes(handed: Handed) -> None:
     """Raise NotSupervised for what is larger than can be handed in, or no text."""
     if len(handed.text.encode("utf-8", "surrogatepass")) > MAX_SCRIPT_BYTES:
         raise NotSupervised(f"the script is larger than {MAX_SCRIPT_BYTES // 1024} KiB")
-    size = sum(
-        len(name) + len(value.encode("utf-8", "surrogatepass")) + 2 for name, value in handed.environment.items()
-    )
+    pairs = "".join(f"{name}={value}\0" for name, value in handed.environment.items())
+    size = len(pairs.encode("utf-8", "surrogatepass"))
     if size > MAX_ENVIRONMENT_BYTES or len(handed.environment) > MAX_WORDS:
         raise NotSupervised(
             f"the environment is larger than {MAX_ENVIRONMENT_BYTES // 1024} KiB: submit from a smaller one (env -i)"
@@ -164,10 +157,13 @@ def _refusal(wanted: Effective) -> str | None:
         if wanted.has(name):
             return f"--{name} is not possible: a job runs as the account that submits it"
     if any(name_of(option) == "hold" for option in wanted.script_options):
-        return "the script asks for --hold in an #SBATCH line, which would hold every resubmission: give it on the command line"
+        return "#SBATCH --hold in the script would hold every resubmission: give it on the command line"
     if wanted.exclude is not None and not _can_expand(wanted.exclude):
+        return f"--exclude={wanted.exclude}: give a list of nodes, not a file: broken nodes are added to it"
+    if wanted.nodes is not None and len(wanted.nodes.sizes) > 1:
         return (
-            f"--exclude={wanted.exclude}: give a list of nodes, not a file: the nodes that are broken are added to it"
+            f"--nodes={wanted.value('nodes')}: give one number or a range; --supervise-multiple-of says which numbers "
+            "of a range will do"
         )
     return None
 
@@ -249,11 +245,8 @@ def _slurm_table(wanted: Effective) -> dict[str, Any]:
 def _count_nodes(wanted: Effective, table: Mapping[str, Any]) -> tuple[int, int]:
     """(min, max) of an attempt's nodes: the supervision options, else sbatch's, else one."""
     asked = wanted.nodes
-    least = int(table.get("min", asked.least if asked else table.get("max", 1)))
+    least = int(table.get("min", asked.least if asked else 1))
     most = int(table.get("max", asked.most if asked else least))
-    least, most = (
-        (least, max(least, most)) if "max" not in table else (min(least, most) if "min" not in table else least, most)
-    )
     if least > most:
         raise NotSupervised(f"conflicting nodes: at least {least} are asked for, and at most {most}")
     if least < 1:
@@ -315,11 +308,8 @@ def settle_names(script: Script, *, taken: Collection[str], job_names: Collectio
         job_name = name
     notes = script.notes
     if job_name != script.script.job_name:
-        notes = (
-            *notes,
-            f"another run's jobs are named {script.script.job_name!r}, so that Slurm would run only one of them at a "
-            f"time: the job is named {job_name!r}",
-        )
+        why = f"jobs of another run are named {script.script.job_name!r}, and Slurm would run one of them at a time"
+        notes = (*notes, f"the job is named {job_name!r}: {why}")
     return replace(
         script,
         spec=replace(script.spec, name=name),
@@ -413,8 +403,10 @@ def _merge_exclude(own: str, broken: tuple[str, ...]) -> tuple[str, ...]:
 
 def _choose_dependency(own: str) -> str:
     """Singleton always; the person's own besides, where Slurm can join the two ("," is and, "?" is or)."""
-    if not own or "?" in own:
-        return "singleton" if not own else own
+    if not own:
+        return "singleton"
+    if "?" in own:
+        return own
     return own if "singleton" in own.split(",") else f"{own},singleton"
 
 
@@ -424,7 +416,7 @@ def is_first_submission(attempts: Collection[Attempt], number: int) -> bool:
 
 
 def find_log(run: Run, attempt: Attempt, *, user: str) -> Path | None:
-    """The file that an attempt's job writes to; None when it is not known (not started, or a pattern nobody can tell)."""
+    """The file that an attempt's job writes to; None while that is not known, or can't be."""
     if run.script is None:
         return run.spec.paths.attempt_dir(attempt.number) / "job.log"
     if not run.script.output or attempt.job_id is None:
