@@ -28,11 +28,11 @@ class PendingReason:
 
 # First hit wins. Words are compared without blanks, underscores and case: squeue prints some of them both ways.
 _RULES: tuple[tuple[re.Pattern[str], PendingKind], ...] = (
-    (re.compile(r"held|jobholdmaxrequeue"), PendingKind.HELD),
+    (re.compile(r"held|jobholdmaxrequeue|reservationdeleted"), PendingKind.HELD),
     (re.compile(r"reqnodenotavail|unavailablenodes|nodedown|nodesrequired"), PendingKind.NODES),
     # Limits on the size of one job do not pass; limits on how much runs at a time do.
-    (re.compile(r"neversatisfied|perjoblimit|perjob$|badconstraints|invalid"), PendingKind.BLOCKED),
-    (re.compile(r"partition(node|time)limit"), PendingKind.BLOCKED),
+    (re.compile(r"neversatisfied|perjoblimit|perjob$|pernode$|qosmin|maxmemperlimit"), PendingKind.BLOCKED),
+    (re.compile(r"badconstraints|invalid|notallowed|deadline|partition(node|time)limit"), PendingKind.BLOCKED),
 )
 
 _UNAVAILABLE = re.compile(r"UnavailableNodes:\s*([^\s()]+)")
@@ -40,9 +40,18 @@ _UNAVAILABLE = re.compile(r"UnavailableNodes:\s*([^\s()]+)")
 
 def classify_pending(reason: str) -> PendingReason:
     """What a pending job's reason means; a word that is not known means that it waits."""
-    plain = re.sub(r"[\s_]", "", reason).lower()
+    plain = _plain(reason)
     kind = next((kind for pattern, kind in _RULES if pattern.search(plain)), PendingKind.WAITS)
     return PendingReason(kind=kind, nodes=_named_nodes(reason) if kind is PendingKind.NODES else ())
+
+
+def is_launch_failure(reason: str) -> bool:
+    """True when Slurm could not launch the job, and has requeued it on hold by itself."""
+    return "launchfailedrequeuedheld" in _plain(reason)
+
+
+def _plain(reason: str) -> str:
+    return re.sub(r"[\s_]", "", reason).lower()
 
 
 def _named_nodes(reason: str) -> tuple[str, ...]:

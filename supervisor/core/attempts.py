@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from slurm.pending import is_launch_failure
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.model import (
     Attempt,
@@ -429,7 +430,7 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
 def _requeued_by_slurm(sight: Sight) -> Ended | None:
     """A batch launch that fails is requeued in spite of --no-requeue: two owners of retries start two trainings."""
     job = sight.job
-    if job is None or not (job.restarts > 0 or JobFlag.REQUEUED in job.flags):
+    if job is None or not (job.restarts > 0 or JobFlag.REQUEUED in job.flags or is_launch_failure(job.reason)):
         return None
     if sight.attempt.is_adopted and job.submit_at == sight.attempt.submitted_at:
         return None  # requeued before it was adopted; another requeue is another submission

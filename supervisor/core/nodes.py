@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from slurm.types import JobFlag, NodeAvailability, NodeBase, NodeRecord
+from slurm.types import JobFlag, JobRecord, NodeAvailability, NodeBase, NodeRecord
 from supervisor.core.attempts import Sight, Silence
 from supervisor.model import (
     EPOCH,
@@ -246,7 +246,7 @@ def _is_spare(node: str, launch: LaunchReport) -> bool:
 
 
 def judge_slurm_failure(sight: Sight, snapshot: Snapshot) -> tuple[Silence, ...]:
-    """Nodes of a running attempt that Slurm has turned DOWN since it started."""
+    """Nodes of a running attempt that Slurm has turned DOWN since it started, other than for a planned reboot."""
     attempt = sight.attempt
     if not isinstance(snapshot.nodes, Fresh) or attempt.state is not AttemptState.RUNNING or attempt.started_at is None:
         return ()
@@ -254,11 +254,26 @@ def judge_slurm_failure(sight: Sight, snapshot: Snapshot) -> tuple[Silence, ...]
         return ()
     launch = sight.view.launch.value if sight.view is not None and sight.view.launch is not None else None
     needed = [n for n in attempt.nodes if launch is None or n == launch.host or not _is_spare(n, launch)]
-    down = [r for n in needed if (r := snapshot.nodes.value.get(n)) is not None and r.base is NodeBase.DOWN]
+    records = (snapshot.nodes.value.get(n) for n in needed)
+    down = [r for r in records if r is not None and r.base is NodeBase.DOWN and "REBOOT_ISSUED" not in r.flags]
     return tuple(Silence(node=r.name, evidence=f"{r.name}: Slurm says {r.raw_state} ({r.reason})") for r in down)
 
 
 # ---------------------------------------------------------------- use
+
+STUCK_AFTER_S = 300.0  # Slurm gives processes a minute (UnkillableStepTimeout), epilogs and a slow answer some more
+
+
+def is_stuck(job: JobRecord, now: datetime) -> bool:
+    """True for a job that has ended long ago and still completes: something on its nodes can't be ended."""
+    return job.is_completing and job.end_at is not None and (now - job.end_at).total_seconds() > STUCK_AFTER_S
+
+
+def find_stuck(snapshot: Snapshot, now: datetime) -> frozenset[str]:
+    """Nodes that a job, anybody's, does not let go of: nothing starts there, whatever Slurm calls them."""
+    if not isinstance(snapshot.jobs, Fresh):
+        return frozenset()
+    return frozenset(n for job in snapshot.jobs.value.values() if is_stuck(job, now) for n in job.nodes)
 
 
 def is_fit(record: NodeRecord, memory: NodeMemory | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from supervisor.core.draft import Draft
-from supervisor.core.rules import attempts, checkpoints, nodes, runs
+from supervisor.core.rules import attempts, checkpoints, nodes, runs, waiting
 from supervisor.model import Plan, Policy, Snapshot, World
 
 
@@ -22,6 +22,8 @@ def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -
     for run in world.runs:
         checkpoints.learn_checkpoints(draft, run)
         attempts.judge_attempt(draft, run)
+        waiting.tell_waiting(draft, run.name)
+        waiting.tell_stuck(draft, run.name)
         attempts.learn_resumed(draft, run.name)
         attempts.clear_jobs(draft, run.name)
         attempts.clear_twins(draft, run.name)

@@ -192,8 +192,9 @@ def choose_size(
     """How many nodes the next attempt gets.
 
     Nodes that are free now (or held by our own ended attempt, `ours`) decide where they allow at least the minimum: a
-    smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow. Nodes whose
-    slurmd port was `silent` just now are left out of this attempt, without a verdict.
+    smaller start now beats a full one in the queue. Else the job queues for what healthy nodes allow. Nodes that are
+    `silent` (slurmd's port just now, or stuck with a job that has ended) are left out of this attempt, without a
+    verdict.
     """
     known = [r for r in nodes.values() if _is_in_partition(r, spec)]
     fit = [r for r in known if is_fit(r, memory.get(r.name)) and r.name not in silent]

@@ -72,6 +72,7 @@ def start(draft: Draft, name: str) -> None:
         return
     ours = frozenset(last.nodes) if last is not None else frozenset()
     silent = node_rules.silent_ports(draft.snapshot.ports) & candidates
+    silent |= node_rules.find_stuck(draft.snapshot, draft.now)
     spec = restarts.locate(run.spec, draft.snapshot.default_partition)
     size = restarts.choose_size(spec, records, draft.nodes, ours=ours, silent=silent)
     if not size.nodes:

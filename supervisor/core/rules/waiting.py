@@ -1,0 +1,80 @@
+"""Rules about jobs that Slurm holds up: one that waits for what does not come by itself, one that never lets go. Pure.
+
+Neither is an interruption, and neither ends an attempt: they are said to someone, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurm.pending import PendingKind, classify_pending
+from slurm.types import JobRecord
+from supervisor.core import attempts as attempt_rules
+from supervisor.core import nodes as node_rules
+from supervisor.core.draft import Draft
+from supervisor.model import Attempt, AttemptState, Fresh, RunState, Stale
+
+_TELL_AFTER_S = 60.0  # a reason may pass while the cluster is being reconfigured
+_WAITS = " waits in Slurm: "
+
+
+def tell_waiting(draft: Draft, name: str) -> None:
+    """Why the run's job does not start, where that does not pass by itself; it is the run's reason until it has."""
+    run, attempt, jobs = draft.runs[name], draft.last_attempt(name), draft.snapshot.jobs
+    if isinstance(jobs, Stale):
+        return
+    job = _find_waiting(draft, attempt) if run.state is RunState.ACTIVE else None
+    text = _explain(job) if job is not None else ""
+    if text and (not run.reason or _WAITS in run.reason):
+        draft.put(replace(run, reason=text), text)
+    elif not text and _WAITS in run.reason and run.state is RunState.ACTIVE:
+        draft.put(replace(run, reason=""), "its job is held up no more")
+    if job is not None and attempt is not None and _is_for_a_person(job) and _age_s(draft, attempt) > _TELL_AFTER_S:
+        draft.tell(f"waiting:{name}:{attempt.number}:{job.reason}", f"run {name}: {text}", run=name)
+
+
+def _find_waiting(draft: Draft, attempt: Attempt | None) -> JobRecord | None:
+    jobs = draft.snapshot.jobs
+    if attempt is None or attempt.state is not AttemptState.SUBMITTED or not isinstance(jobs, Fresh):
+        return None
+    job = jobs.value.get(attempt.job_id or 0)
+    return job if job is not None and job.is_pending and attempt_rules.is_own(job, attempt) else None
+
+
+def _is_for_a_person(job: JobRecord) -> bool:
+    return classify_pending(job.reason).kind in (PendingKind.HELD, PendingKind.BLOCKED)
+
+
+def _age_s(draft: Draft, attempt: Attempt) -> float:
+    return (draft.now - attempt.submitted_at).total_seconds() if attempt.submitted_at else 0.0
+
+
+def _explain(job: JobRecord) -> str:
+    """A sentence for people; empty while the job only waits for its turn."""
+    found = classify_pending(job.reason)
+    match found.kind:
+        case PendingKind.WAITS:
+            return ""
+        case PendingKind.NODES:
+            nodes = f": {', '.join(found.nodes[:20])}" if found.nodes else ""
+            what = f"nodes that it needs are down, drained or reserved{nodes}"
+        case PendingKind.HELD:
+            what = f"it is held until someone releases it (scontrol release {job.job_id})"
+        case PendingKind.BLOCKED:
+            what = "it does not start as it was submitted"
+    return f"job {job.job_id}{_WAITS}{job.reason}; {what}"
+
+
+def tell_stuck(draft: Draft, name: str) -> None:
+    """A job of the run that has ended and does not leave its nodes: they are of no use until someone looks."""
+    jobs = draft.snapshot.jobs
+    if isinstance(jobs, Stale):
+        return
+    for attempt in draft.attempts(name):
+        job = jobs.value.get(attempt.job_id or 0)
+        if job is None or not attempt_rules.is_own(job, attempt) or not node_rules.is_stuck(job, draft.now):
+            continue
+        nodes = ", ".join(job.nodes[:20]) or "its nodes"
+        text = f"job {job.job_id} is stuck completing on {nodes}: a process there can't be ended, or an epilog hangs"
+        draft.note(f"{name}: {text}")
+        draft.tell(f"stuck:{job.job_id}:{attempt.token}", f"run {name}: {text}", run=name, node=(job.nodes or ("",))[0])
