@@ -4,10 +4,10 @@ Question: `{"id": 1, "ask": "release" | "cluster" | "jobs" | "nodes"}`. Answer: 
 `{"id": 1, "error": text}`; a row that can't be read is `{"unreadable": text, "why": text}` among the others.
 Standard library and pyslurm only. It ends when its standard input does, and with it whoever started it.
 
-Seen: `import pyslurm` without a reachable configuration ends the process, without an exception; a load blocks for ten
+Seen: `import pyslurm` without a reachable configuration ends the process, without an exception; a load blocks for many
 seconds when the controller is frozen. Attributes used, all of pyslurm 25.11: `__version__`; `slurmctld.Config.load()`
-(cluster_name, version, accounting_storage_type, slurmd_timeout, min_job_age, message_timeout, slurmd_port);
-`Partitions.load()`, `Jobs.load()`, `Nodes.load()` and their `values()`, with the attributes in `_JOB` and `_NODE`.
+(those in `_CONFIG`); `Partitions.load()` (name, is_default), `Jobs.load()` and `Nodes.load()` (those in `_JOB` and
+`_NODE`), and their `values()`; and `_get_exit_code` of its module of jobs (see `mend_exit_codes`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ _NODE = (
     "slurm_version",
 )
 
+_JOBS_MODULE = "pyslurm.core.job.job"
+
 Row = dict[str, Any]
 
 
@@ -75,14 +77,39 @@ def ask_cluster() -> Row:
     import pyslurm
 
     config = pyslurm.slurmctld.Config.load()
-    return {**_read(config, _CONFIG), "partitions": [part.name for part in pyslurm.Partitions.load().values()]}
+    partitions = list(pyslurm.Partitions.load().values())
+    return {
+        **_read(config, _CONFIG),
+        "partitions": [partition.name for partition in partitions],
+        "default_partition": next((partition.name for partition in partitions if partition.is_default), None),
+    }
 
 
 def ask_jobs() -> list[Row]:
-    """All jobs in the controller's memory."""
+    """All jobs in the controller's memory; with `is_exit_code_cut` where 128 may be missing from an exit code."""
     import pyslurm
 
-    return _rows(pyslurm.Jobs.load().values(), _JOB)
+    is_mended = mend_exit_codes()
+    rows = _rows(pyslurm.Jobs.load().values(), _JOB)
+    return rows if is_mended else [{**row, "is_exit_code_cut": True} for row in rows]
+
+
+def mend_exit_codes() -> bool:
+    """Make pyslurm, once imported, give exit codes as they were; False for a pyslurm that is built otherwise.
+
+    Its own function takes 128 from a code of 128 and more: 137 would be 9, and 203 would be 75, which asks to be
+    resubmitted. There is no other access to Slurm's word.
+    """
+    jobs: Any = sys.modules.get(_JOBS_MODULE)
+    if not hasattr(jobs, "_get_exit_code"):
+        return False
+    jobs._get_exit_code = split_wait_status  # noqa: SLF001
+    return True
+
+
+def split_wait_status(status: int) -> tuple[int | None, int | None]:
+    """(exit code, signal) of a wait(2) status word; nothing for Slurm's word for "none"."""
+    return (status >> 8, status & 0x7F) if 0 <= status < 2**16 else (None, None)
 
 
 def ask_nodes() -> list[Row]:

@@ -27,6 +27,7 @@ from slurm import commands
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmUnavailable, SlurmUnreadable
 from slurm.hostlist import expand_nodes
+from slurm.parse import read_reason
 from slurm.states import parse_job_state, parse_node_state
 from slurm.types import (
     ENDED_STATES,
@@ -73,17 +74,18 @@ def choose_client(
     parent: Mapping[str, str],
     timeout_s: float,
     check_limit_s: float = CHECK_LIMIT_S,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Choice:
     """The client by pyslurm when it imports and is of the cluster's release, else `cli`; never an error.
 
     `parent`: the environment that PATH, SLURM_CONF and PYTHONPATH are taken from. Without pyslurm this takes no time;
-    with it at most `check_limit_s`.
+    with it at most `check_limit_s`. `say` is told, once each time, when a chosen pyslurm is given up for a while.
     """
     if wanted == "cli":
         return Choice(client=cli, kind="cli", reason="as configured")
     if not is_findable(parent):
         return Choice(client=cli, kind="cli", reason="pyslurm is not installed")
-    client = PyslurmClient(cli=cli, parent=parent, timeout_s=timeout_s)
+    client = PyslurmClient(cli=cli, parent=parent, timeout_s=timeout_s, say=say)
     obstacle = _find_obstacle(client, check_limit_s)
     if obstacle is not None:
         client.close()
@@ -123,14 +125,23 @@ def _release_of(version: str) -> tuple[str, ...]:
 class PyslurmClient:
     """`SlurmClient`: jobs, nodes and cluster by pyslurm, the rest by `cli`. Any number of calls at once; one child."""
 
-    def __init__(self, *, cli: SlurmClient, parent: Mapping[str, str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        cli: SlurmClient,
+        parent: Mapping[str, str],
+        timeout_s: float,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._cli = cli
         self._environment = child_environment(parent)
         self._timeout_s = timeout_s
+        self._say = say
         self._lock = threading.Lock()
         self._child: _Child | None = None
-        self._failures = 0
-        self._cli_until = 0.0  # monotonic
+        # By question: a library that trips over one job must not be thought well because it can read the nodes.
+        self._failures: dict[str, int] = {}
+        self._cli_until: dict[str, float] = {}  # monotonic
 
     def fetch_release(self, *, limit_s: float) -> str:
         """The version of pyslurm; SlurmUnavailable when it can't be imported."""
@@ -142,15 +153,15 @@ class PyslurmClient:
 
     def fetch_cluster(self) -> ClusterFacts:
         """Name, version, partitions and time-outs; two calls of the library."""
-        return self._read(lambda: self.fetch_cluster_by_child(limit_s=self._timeout_s), self._cli.fetch_cluster)
+        return self._read("cluster", parse_cluster_row, self._cli.fetch_cluster)
 
     def fetch_jobs(self) -> JobListing:
         """All jobs in the controller's memory. On exit codes see `parse_job_row`."""
-        return self._read(lambda: parse_job_rows(self._ask("jobs", self._timeout_s)), self._cli.fetch_jobs)
+        return self._read("jobs", parse_job_rows, self._cli.fetch_jobs)
 
     def fetch_nodes(self) -> NodeListing:
         """All nodes; SlurmUnreadable when not one can be read."""
-        return self._read(lambda: parse_node_rows(self._ask("nodes", self._timeout_s)), self._cli.fetch_nodes)
+        return self._read("nodes", parse_node_rows, self._cli.fetch_nodes)
 
     def fetch_ended_jobs(self, *, since: datetime) -> JobListing:
         return self._cli.fetch_ended_jobs(since=since)
@@ -175,18 +186,19 @@ class PyslurmClient:
         with self._lock:
             self._drop_child()
 
-    def _read(self, by_child: Callable[[], T], by_cli: Callable[[], T]) -> T:
-        if time.monotonic() < self._cli_until:
+    def _read(self, question: str, parse: Callable[[Any], T], by_cli: Callable[[], T]) -> T:
+        if time.monotonic() < self._cli_until.get(question, 0.0):
             return by_cli()
         try:
-            value = by_child()
-        except SlurmError:
-            self._failures += 1
-            if self._failures < _FAILURES_TO_CLI:
+            value = parse(self._ask(question, self._timeout_s))
+        except SlurmError as error:
+            failures = self._failures[question] = self._failures.get(question, 0) + 1
+            if failures < _FAILURES_TO_CLI:
                 raise
-            self._cli_until = time.monotonic() + _RETRY_AFTER_S
+            self._cli_until[question] = time.monotonic() + _RETRY_AFTER_S
+            self._say(f"{question} by the command line for {_RETRY_AFTER_S:g} s: {failures} failures in a row: {error}")
             return by_cli()
-        self._failures = 0
+        self._failures[question] = 0
         return value
 
     def _ask(self, question: str, limit_s: float) -> Any:
@@ -271,7 +283,8 @@ class _Child:
     def _receive(self, until: float) -> bytes:
         poll = select.poll()
         poll.register(self._stdout, select.POLLIN)
-        while b"\n" not in self._buffer:
+        data: bytes | bytearray = self._buffer
+        while b"\n" not in data:
             if not poll.poll(max(0.0, (until - time.monotonic()) * 1000)):
                 raise _ChildLost("no answer in time")
             data = os.read(self._stdout.fileno(), 1 << 20)
@@ -322,8 +335,9 @@ def parse_node_rows(rows: Any) -> NodeListing:
 def parse_job_row(row: Row) -> JobRecord:
     """One job.
 
-    Exit status: pyslurm subtracts 128 from a status of 128 and more (as sacct before 25.11 does): a status below 128
-    means "that, or that plus 128"; only FAILED with neither status nor signal is sure to have been 128.
+    Exit status: exact, but for a row with `is_exit_code_cut` (see `slurm.pyslurm_child.mend_exit_codes`): there 128 is
+    subtracted from a status of 128 and more, as sacct before 25.11 does, so that a status below 128 means "that, or
+    that plus 128"; only FAILED with neither status nor signal is sure to have been 128.
 
     Raises:
         ValueError, TypeError, KeyError: a row that is none.
@@ -331,11 +345,10 @@ def parse_job_row(row: Row) -> JobRecord:
     state, flags = parse_job_state(_text(row["state"]))
     is_over = state in ENDED_STATES or JobFlag.COMPLETING in flags
     exit_code, exit_signal = (row["exit_code"], row["exit_code_signal"]) if is_over else (None, None)
-    if state is JobState.FAILED and exit_code == 0 and exit_signal == 0:
+    if row.get("is_exit_code_cut") and state is JobState.FAILED and exit_code == 0 and exit_signal == 0:
         exit_code = 128
     # As with squeue: what a waiting job shows of nodes and start is a plan or a memory.
     nodes = expand_nodes(_text(row["allocated_nodes"])) if state is not JobState.PENDING else ()
-    reason = _text(row["state_reason"])
     return JobRecord(
         job_id=int(row["id"]),
         state=state,
@@ -345,7 +358,7 @@ def parse_job_row(row: Row) -> JobRecord:
         user=_text(row["user_name"]),
         partition=_text(row["partition"]),
         comment=_text(row["comment"]),
-        reason="" if reason == "None" else reason,
+        reason=read_reason(_text(row["state_reason"])),
         nodes=nodes,
         submit_at=_instant(row["submit_time"]),
         start_at=_instant(row["start_time"]) if nodes else None,
@@ -400,6 +413,7 @@ def parse_cluster_row(row: Any) -> ClusterFacts:
             slurmd_timeout_s=row["slurmd_timeout"],
             min_job_age_s=row["min_job_age"],
             message_timeout_s=row["message_timeout"],
+            default_partition=row["default_partition"],
             slurmd_port=row["slurmd_port"],
         )
     except (LookupError, TypeError) as error:

@@ -7,11 +7,15 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+
+from slurm.sandbox import SandboxUnavailable
+from slurm.sandbox.installed import read_slurm_shape
 
 # A shared machine stalls at times: a slow example is no failure, and CI draws the same examples each time.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,7 +54,25 @@ def _why_no_systemd() -> str | None:
     return None if tried.returncode == 0 else "namespaces are not permitted here"
 
 
-_NEEDS = {"slurm": _why_no_slurm, "torch": _why_no_torch, "systemd": _why_no_systemd}
+def _why_no_pyslurm() -> str | None:
+    how = "make test-pyslurm SLURM=/prefix PYTHON=/environment/bin/python runs these"
+    try:
+        built_for, installed = version("pyslurm"), read_slurm_shape().version
+    except PackageNotFoundError:
+        return f"pyslurm is not installed: {how}"
+    except SandboxUnavailable as error:
+        return str(error)
+    if built_for.split(".")[:2] == installed.split(".")[:2]:
+        return None
+    return f"pyslurm {built_for} is not of this Slurm's release ({installed}): {how}"
+
+
+_NEEDS = {
+    "slurm": _why_no_slurm,
+    "pyslurm": _why_no_pyslurm,
+    "torch": _why_no_torch,
+    "systemd": _why_no_systemd,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

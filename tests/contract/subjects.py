@@ -1,4 +1,4 @@
-"""The two subjects of the contract suite behind one handle: the cluster in memory, and a real one in a sandbox."""
+"""The subjects of the contract suite behind one handle: the cluster in memory, and a real one, read in two ways."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm.client import CliClient, SlurmClient
+from slurm.pyslurm_client import PyslurmClient
 from slurm.run_tool import Completed, run_tool
 from slurm.sandbox import Sandbox
 from slurm.types import JobRecord, JobState, SubmitRequest
@@ -42,6 +43,9 @@ class Subject(Protocol):
     def outage(self) -> Iterator[None]:
         """The controller is down."""
         yield
+
+    def close(self) -> None:
+        """Nothing of the client is left."""
 
 
 @dataclass
@@ -74,6 +78,9 @@ class FakeSubject:
         yield
         self.fake.outage = False
 
+    def close(self) -> None:
+        pass
+
     def _run_script(self, job: JobRecord) -> None:
         last = self.fake.request_of(job.job_id).script.read_text().splitlines()[-1]
         if last.startswith("exit "):
@@ -87,8 +94,13 @@ class RealSubject:
     sandbox: Sandbox
 
     def __post_init__(self) -> None:
-        self.client: SlurmClient = CliClient(run=self._run, parent={**os.environ, **self.sandbox.env})
+        self.parent = {**os.environ, **self.sandbox.env}
+        self.client: SlurmClient = self.make_client(CliClient(run=self._run, parent=self.parent), timeout_s=30.0)
         self._loses_reply = False
+
+    def make_client(self, cli: CliClient, *, timeout_s: float) -> SlurmClient:
+        """The client to hold to the contract, over a command line that is given."""
+        return cli
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -108,12 +120,17 @@ class RealSubject:
     @contextmanager
     def outage(self) -> Iterator[None]:
         self.sandbox.stop_controller()
-        patient, self.client = self.client, CliClient(timeout_s=1.0, parent={**os.environ, **self.sandbox.env})
+        patient = self.client
+        self.client = self.make_client(CliClient(timeout_s=1.0, parent=self.parent), timeout_s=1.0)
         try:
             yield
         finally:
+            self.close()
             self.client = patient
             self.sandbox.start_controller()
+
+    def close(self) -> None:
+        pass
 
     def _run(self, argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Completed:
         done = run_tool(argv, timeout_s, env, path=self.sandbox.env["PATH"])
@@ -121,6 +138,17 @@ class RealSubject:
             self._loses_reply = False
             return Completed(returncode=None)
         return done
+
+
+class PyslurmSubject(RealSubject):
+    """The same cluster, read through pyslurm."""
+
+    def make_client(self, cli: CliClient, *, timeout_s: float) -> SlurmClient:
+        return PyslurmClient(cli=cli, parent=self.parent, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        assert isinstance(self.client, PyslurmClient)
+        self.client.close()
 
 
 @dataclass

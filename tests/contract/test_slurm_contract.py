@@ -1,12 +1,14 @@
-"""What the service relies on, held to two subjects: FakeSlurm and a real Slurm. The fake may not drift.
+"""What the service relies on, held to FakeSlurm and to a real Slurm, by its commands and by pyslurm: none may drift.
 
 All jobs take whole nodes. A body that is not `exit N` runs until it is cancelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,25 +16,36 @@ import pytest
 from slurm.errors import SlurmRefused, SlurmUnavailable, SubmitUnconfirmed
 from slurm.sandbox import Sandbox
 from slurm.types import JobState, NodeAvailability, NodeRecord
-from tests.contract.subjects import Cluster, FakeSubject, RealSubject
+from tests.contract.subjects import Cluster, FakeSubject, PyslurmSubject, RealSubject
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox.start(nodes=4, mode="loopback", slurmd_timeout_s=4) as started:
-        yield started
+def sandbox_of() -> Iterator[Callable[[str], Sandbox]]:
+    """One for each subject: they use the same tokens."""
+    with ExitStack() as stack:
+        yield cache(lambda _: stack.enter_context(Sandbox.start(nodes=4, mode="loopback", slurmd_timeout_s=4)))
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.slurm)])
+REAL = {"real": RealSubject, "pyslurm": PyslurmSubject}
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        pytest.param("real", marks=pytest.mark.slurm),
+        pytest.param("pyslurm", marks=[pytest.mark.slurm, pytest.mark.pyslurm]),
+    ]
+)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cluster]:
     if request.param == "fake":
         yield Cluster(FakeSubject(tmp_path))
         return
-    real = Cluster(RealSubject(tmp_path, request.getfixturevalue("sandbox")))
+    real = Cluster(REAL[request.param](tmp_path, request.getfixturevalue("sandbox_of")(request.param)))
     yield real
     for job_id in real.submitted:
         real.client.cancel(job_id)
     real.until_idle()
+    real.subject.close()
 
 
 def node(cluster: Cluster, name: str) -> NodeRecord:

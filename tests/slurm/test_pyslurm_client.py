@@ -47,8 +47,7 @@ JOB = {
     "submit_time": AT,
     "start_time": AT + 1,
     "end_time": AT + 3600,
-    "exit_code": 0,
-    "exit_code_signal": 0,
+    "exit_status": 0,  # Slurm's own word, which the stand-in splits as pyslurm does
     "requeue_count": 0,
 }
 NODE = {
@@ -67,7 +66,8 @@ NODE = {
     "boot_time": AT,
     "slurm_version": "25.11.1",
 }
-PLAN = {"version": "25.11.2", "config": CONFIG, "partitions": [{"name": "gpu"}], "jobs": [JOB], "nodes": [NODE]}
+PARTITIONS = [{"name": "all", "is_default": False}, {"name": "gpu", "is_default": True}]
+PLAN = {"version": "25.11.2", "config": CONFIG, "partitions": PARTITIONS, "jobs": [JOB], "nodes": [NODE]}
 
 
 class Rig:
@@ -83,8 +83,8 @@ class Rig:
     def plan(self, **changes: Any) -> None:
         (self.folder / "plan.json").write_text(json.dumps({**PLAN, **changes}))
 
-    def client(self, *, timeout_s: float = 15.0) -> PyslurmClient:
-        return PyslurmClient(cli=self.cli, parent=self.parent, timeout_s=timeout_s)
+    def client(self, *, timeout_s: float = 15.0, **more: Any) -> PyslurmClient:
+        return PyslurmClient(cli=self.cli, parent=self.parent, timeout_s=timeout_s, **more)
 
     def choose(self, **more: Any) -> Choice:
         return choose_client("auto", cli=self.cli, parent=self.parent, timeout_s=5.0, **more)
@@ -116,7 +116,8 @@ def test_jobs_nodes_and_cluster_are_read_by_one_child(rig: Rig, client: Callable
     assert [(job.job_id, job.nodes) for job in pyslurm.fetch_jobs().jobs] == [(7, ("n1", "n2"))]
     assert [node.name for node in pyslurm.fetch_nodes().nodes] == ["n1"]
     facts = pyslurm.fetch_cluster()
-    assert (facts.cluster, facts.version, facts.partitions, facts.has_accounting) == ("big", "25.11.1", ("gpu",), True)
+    assert (facts.cluster, facts.version, facts.has_accounting) == ("big", "25.11.1", True)
+    assert (facts.partitions, facts.default_partition) == (("all", "gpu"), "gpu")
     assert len(rig.children()) == 1
 
 
@@ -187,15 +188,48 @@ def test_no_node_at_all_is_unreadable(rig: Rig, client: Callable[..., PyslurmCli
         client().fetch_nodes()
 
 
-def test_after_three_failures_in_a_row_the_command_line_is_asked(
+def test_after_three_failures_in_a_row_the_command_line_is_asked_and_it_is_said_once(
     rig: Rig, client: Callable[..., PyslurmClient]
 ) -> None:
-    rig.plan(dies="nodes")
-    pyslurm = client()
+    said: list[str] = []
+    rig.plan(dies="jobs")
+    pyslurm = client(say=said.append)
     for _ in range(2):
         with pytest.raises(SlurmUnavailable):
-            pyslurm.fetch_nodes()
-    assert len(pyslurm.fetch_nodes().nodes) == 4
+            pyslurm.fetch_jobs()
+        assert len(pyslurm.fetch_nodes().nodes) == 1  # which the library can read: that excuses nothing
+    assert said == []
+    assert [pyslurm.fetch_jobs().jobs for _ in range(3)] == [(), (), ()]
+    assert len(said) == 1
+    assert "jobs by the command line" in said[0]
+    assert len(pyslurm.fetch_nodes().nodes) == 1
+
+
+def open_files() -> set[str]:
+    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_hundred_questions_leave_one_child_and_no_open_files(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    pyslurm = client()
+    pyslurm.fetch_jobs()
+    before = open_files()
+    for _ in range(50):
+        pyslurm.fetch_jobs()
+        pyslurm.fetch_nodes()
+    assert len(rig.children()) == 1
+    assert open_files() == before
+
+
+def test_children_that_die_leave_no_open_files_and_no_dead_behind(
+    rig: Rig, client: Callable[..., PyslurmClient]
+) -> None:
+    rig.plan(dies="jobs")
+    before = open_files()
+    for _ in range(3):
+        with pytest.raises(SlurmUnavailable):
+            client().fetch_jobs()
+    assert open_files() == before
+    assert [pid for pid in rig.children() if Path("/proc", pid).exists()] == []
 
 
 # ---- choosing
@@ -238,7 +272,7 @@ def test_without_pyslurm_the_choice_takes_no_time_and_no_process() -> None:
 
 
 def job(**changes: Any) -> JobRecord:
-    return parse_job_row({**JOB, **changes})
+    return parse_job_row({**JOB, "exit_code": 0, "exit_code_signal": 0, **changes})
 
 
 def test_a_running_job_has_no_end_and_no_exit_status() -> None:
@@ -261,9 +295,21 @@ def test_a_completing_job_has_ended_though_its_base_state_is_hidden() -> None:
     assert record.exit_code == 75
 
 
-def test_a_failed_job_without_status_and_signal_had_status_128() -> None:
-    assert job(state="FAILED").exit_code == 128
-    assert job(state="COMPLETED").exit_code == 0
+@pytest.mark.parametrize(("status", "exit_code", "exit_signal"), [(137 << 8, 137, 0), (128 << 8, 128, 0), (9, 0, 9)])
+def test_an_exit_code_is_what_it_was_though_the_library_takes_128_from_it(
+    rig: Rig, client: Callable[..., PyslurmClient], status: int, exit_code: int, exit_signal: int
+) -> None:
+    rig.plan(jobs=[{**JOB, "state": "FAILED", "exit_status": status}])
+    (record,) = client().fetch_jobs().jobs
+    assert (record.exit_code, record.exit_signal) == (exit_code, exit_signal)
+
+
+def test_of_a_pyslurm_that_is_built_otherwise_a_failure_without_status_and_signal_had_status_128(
+    rig: Rig, client: Callable[..., PyslurmClient]
+) -> None:
+    ends = {"FAILED": 128 << 8, "COMPLETED": 0}
+    rig.plan(built_otherwise=True, jobs=[{**JOB, "state": word, "exit_status": ends[word]} for word in ends])
+    assert [record.exit_code for record in client().fetch_jobs().jobs] == [128, 0]
 
 
 def test_a_node_is_read_as_scontrol_shows_it() -> None:
