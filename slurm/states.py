@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 
-from slurm.types import JobFlag, JobState, NodeAvailability, NodeBase
+from slurm.types import JobFlag, JobRecord, JobState, NodeAvailability, NodeBase, NodeRecord
 
 _REMEMBERED_WORDS = 1024  # a cluster shows a few dozen different ones
 
@@ -231,3 +231,16 @@ def _node_word(word: str, *, is_first: bool) -> tuple[NodeBase | None, frozenset
     if is_first and word not in _KNOWN_FLAGS:
         return NodeBase.UNRECOGNIZED, frozenset()
     return None, frozenset({word})
+
+
+# ---------------------------------------------------------------- news
+
+
+def find_unknown_words(jobs: Iterable[JobRecord], nodes: Iterable[NodeRecord]) -> frozenset[str]:
+    """States and flags that this release does not know, as sentences: worth one log line each."""
+    words = {f"job state {job.raw_state or 'without a word'}" for job in jobs if job.state is JobState.UNRECOGNIZED}
+    for node in nodes:
+        words |= {f"node flag {flag}" for flag in unknown_flags(node.flags)}
+        if node.base is NodeBase.UNRECOGNIZED:
+            words.add(f"node state {node.raw_state}")
+    return frozenset(words)

@@ -22,6 +22,7 @@ import structlog
 
 from slurm.client import CliClient, SlurmClient
 from slurm.pyslurm_client import choose_client
+from slurm.states import find_unknown_words
 from supervisor import runlock
 from supervisor.clock import Clock, SystemClock
 from supervisor.config import Settings
@@ -33,9 +34,10 @@ from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
 from supervisor.parts import RunOwners
-from supervisor.requests import Rights, handle
-from supervisor.slurmwatch import NOT_ASKED
+from supervisor.requests import READING, Rights, handle
+from supervisor.slurmwatch import NOT_ASKED, Answers
 from supervisor.store import LedgerDamaged, Store
+from supervisor.submissions import Submissions
 from supervisor.sweep import Sweeper
 
 _BACKUP_EVERY_S = 3600.0
@@ -43,6 +45,7 @@ _KEEP_DAYS = 400
 _FIRST_ANSWER_S = 30.0
 _CLOCK_STEP_S = 2.0
 _BEAT_EVERY_S = 30.0
+_ROWS_SHOWN = 5
 
 
 class Waker:
@@ -106,12 +109,15 @@ class Daemon:
         self._executor = Executor(
             client, store, settings, clock, self._owners, self.observer.verifier, on_step=self._beat
         )
+        self._submissions = Submissions(settings.ledger.path)
         self._rights = Rights(service_uid=os.geteuid(), admin_gid=_admin_gid(settings))
         self._log = structlog.get_logger("daemon")
         self._number = 0
         self._beat_every_s = (watchdog_interval_s() or _BEAT_EVERY_S) / 3
         self._is_stopping = False
         self._said: dict[str, str] = {}
+        self._told_answers: Answers | None = None
+        self._told_words: frozenset[str] = frozenset()
         self._backed_up_mono = time.monotonic() - max(0.0, store.backup_age_s(clock.now()))
 
     # ---- one turn
@@ -162,6 +168,7 @@ class Daemon:
             self._say(name, f"no answer: {source.why}" if isinstance(source, Stale) else "answers")
         for name, view in cycle.snapshot.runs.items():
             self._say(f"run directory of {name}", f"unreadable: {view.why}" if isinstance(view, Stale) else "answers")
+        self._tell_oddities()
         self._say("notes", "; ".join(cycle.plan.notes))
         changed = bool(cycle.plan.facts or cycle.plan.intents or cycle.acts)
         summary = f"{len(world.runs)} runs, {len(cycle.plan.facts)} facts, {cycle.acts} acts"
@@ -180,6 +187,20 @@ class Daemon:
         self._said["waiting"] = waiting
         self._store.heartbeat(self._clock.now(), cycle=cycle.number, summary=status, pid=os.getpid(), is_news=is_news)
         notify(f"STATUS={status}")
+
+    def _tell_oddities(self) -> None:
+        """Rows of Slurm's answers that can't be read, and words in them that are not known; each word once."""
+        answers = self.observer.slurm.answers
+        if answers is self._told_answers:
+            return
+        self._told_answers = answers
+        self._say("rows of Slurm", "; ".join(answers.unreadable[:_ROWS_SHOWN]))
+        jobs = answers.jobs.value.values() if isinstance(answers.jobs, Fresh) else ()
+        nodes = answers.nodes.value.values() if isinstance(answers.nodes, Fresh) else ()
+        words = find_unknown_words(jobs, nodes)
+        for word in sorted(words - self._told_words):
+            self._log.warning("slurm.word_unknown", reason=f"{word} is not known here; it is taken for not usable")
+        self._told_words |= words
 
     def _say(self, what: str, text: str) -> None:
         if self._said.get(what, "") != text:
@@ -244,11 +265,11 @@ class Daemon:
             return False
         changed = False
         for request in self._control.poll(0.0):
-            reply = handle(request, self._store, self._clock.now(), self._rights)
+            reply = handle(request, self._store, self._clock.now(), self._rights, self._submissions)
             self._control.answer(request, reply)
-            is_accepted = bool(reply.get("ok")) and request.verb != "ping"
+            is_accepted = bool(reply.get("ok")) and request.verb not in READING
             changed = changed or is_accepted
-            has_effect = request.verb != "ping" and not request.body.get("dry_run")
+            has_effect = request.verb not in READING and not request.body.get("dry_run")
             say = self._log.info if has_effect else self._log.debug
             say(
                 "request.accepted" if reply.get("ok") else "request.refused",
