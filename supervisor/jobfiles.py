@@ -71,12 +71,25 @@ def read_bounded(path: str | Path, max_bytes: int, *, dir_fd: int | None = None)
         return _read(fd, max_bytes)
 
 
-def read_end(path: str | Path, max_bytes: int) -> bytes:
-    """The last bytes of a file that may be growing."""
+def read_end(path: str | Path, max_bytes: int, *, since: int = 0) -> bytes:
+    """The last bytes of a file that may be growing, none before offset `since` (unless it has become shorter)."""
     with open_regular(path) as fd:
-        start = max(0, os.fstat(fd).st_size - max_bytes)
+        size = os.fstat(fd).st_size
+        start = max(since if since <= size else 0, size - max_bytes)
         os.lseek(fd, start, os.SEEK_SET)
         return _read(fd, max_bytes)
+
+
+def read_from(path: str | Path, offset: int, max_bytes: int) -> tuple[bytes, int]:
+    """(newest bytes after an offset, where they start): what lies further back than `max_bytes` is passed over.
+
+    A file that has become shorter than the offset was begun again, and is read from its beginning.
+    """
+    with open_regular(path) as fd:
+        size = os.fstat(fd).st_size
+        start = max(offset if offset <= size else 0, size - max_bytes)
+        os.lseek(fd, start, os.SEEK_SET)
+        return _read(fd, max_bytes), start
 
 
 def list_folder(path: str | Path, max_names: int) -> tuple[list[str], bool]:

@@ -73,6 +73,11 @@ class RunView:
     checkpoints: tuple[CheckpointView, ...] = ()
     unknown_checkpoints: tuple[tuple[int, int], ...] = ()  # (step, attempt): there, but could not be looked at
     unreadable: tuple[str, ...] = ()  # files that are not what the contract says
+    checkpoints_unknown: str = ""  # why the folder of a foreign layout can't be looked at; empty: it could
+    checkpoints_unknown_s: float = 0.0  # for how long
+    has_checkpoint_folder: bool = True  # False: there is none (yet, or its file system is not there)
+    unknown_paths: tuple[str, ...] = ()  # checkpoints of a foreign layout that are there and could not be looked at
+    warnings: tuple[str, ...] = ()  # what a person should be told, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

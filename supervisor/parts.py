@@ -58,7 +58,20 @@ class Sweeps(Protocol):
 class RunDirs(Protocol):
     """Run directories of one owner (supervisor.rundir.RunDirReader); raises RunDirUnreadable."""
 
-    def read(self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float) -> RunView: ...
+    def read(
+        self,
+        run: str,
+        run_dir: Path,
+        attempt: int,
+        *,
+        is_final: bool,
+        deadline_s: float,
+        log_path: Path | None = None,
+        log_offset: int = 0,
+        pattern: str = "",
+        checkpoint_directory: Path | None = None,
+        layout: str = "supervisor",
+    ) -> RunView: ...
     def write_attempt(self, run_dir: Path, attempt: int, files: Mapping[str, bytes]) -> None: ...
     def prune(self, run_dir: Path, step: int, attempt: int) -> None: ...
 

@@ -12,25 +12,34 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
 from supervisor.child import Child, ChildGone, ChildLate
+from supervisor.layouts.registry import pattern_of
+from supervisor.logsteps import LogSteps
 from supervisor.model import RunView, Seen
-from supervisor.rundir_child import LOG_TAIL_BYTES, Content, Findings, Question
-from trainer.contract import LaunchReport, Progress
+from supervisor.rundir_child import LOG_TAIL_BYTES, Content, Findings, Question, Surveyed
+from trainer.contract import LaunchReport, Progress, RunPaths
 
 MAX_CHILDREN = 4  # per owner: as many run directories may hang before reads of others are refused
 KILL_AFTER_S = 120.0  # a late child is killed then; one that the kernel holds stays, and stays counted
+LOG_DEADLINE_S = 1.0  # a log that answers later loses its steps for this cycle, and nothing else
+REST_S = 10.0  # a folder of checkpoints whose reading process died is left alone for so long
+OWN_LAYOUT = "supervisor"
 
 T = TypeVar("T")
 
 
 class RunDirUnreadable(Exception):
     """The run directory could not be read or written in time: nothing is known, nothing may be concluded."""
+
+
+class ReaderDied(RunDirUnreadable):
+    """The reading process ended over the question."""
 
 
 class RunDirReader:
@@ -50,16 +59,60 @@ class RunDirReader:
         self._launch: dict[str, _Ages[LaunchReport]] = {}
         self._log: dict[str, _Ages[int]] = {}
         self._decoder = msgspec.json.Decoder(Findings)
+        self._survey_decoder = msgspec.json.Decoder(Surveyed)
+        self._steps_decoder = msgspec.json.Decoder(LogSteps)
+        self._steps: dict[str, _LogReading] = {}
+        self._blind: dict[str, _Blindness] = {}
 
-    def read(self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float) -> RunView:
-        """What the run directory says now; raises RunDirUnreadable after at most `deadline_s`."""
-        question = Question(do="read", path=str(run_dir), attempt=attempt, is_final=is_final, budget_s=deadline_s * 0.5)
-        data = self._pool.ask(f"read {run_dir}", question, deadline_s)
-        try:
-            findings = self._decoder.decode(data)
-        except msgspec.DecodeError as error:
-            raise RunDirUnreadable(f"{run_dir}: the reading process answered nonsense: {error}") from None
-        return self._view(run, attempt, findings)
+    def read(
+        self,
+        run: str,
+        run_dir: Path,
+        attempt: int,
+        *,
+        is_final: bool,
+        deadline_s: float,
+        log_path: Path | None = None,
+        log_offset: int = 0,
+        pattern: str = "",
+        checkpoint_directory: Path | None = None,
+        layout: str = OWN_LAYOUT,
+    ) -> RunView:
+        """What the run directory says now; raises RunDirUnreadable after at most `deadline_s`.
+
+        `log_path`, `log_offset`: the job's log, where it is not the attempt's own, and how much of it is older.
+        With a `layout` other than our own the checkpoints are those in `checkpoint_directory` (default: the run
+        directory's): a folder that can't be looked at is told in the view, and takes up to `deadline_s` more. Attempt
+        0, before the first: nothing but them is read. `pattern` finds the step in the log where the training writes
+        no progress file (default: the layout's own); that takes at most another second.
+        """
+        surveyed = None
+        if attempt:
+            question = Question(
+                do="read",
+                path=str(run_dir),
+                attempt=attempt,
+                is_final=is_final,
+                budget_s=deadline_s * 0.5,
+                log_path=str(log_path or ""),
+                offset=log_offset,
+                layout=layout,
+            )
+            data = self._pool.ask(f"read {run_dir}", question, deadline_s)
+        if layout != OWN_LAYOUT:  # after the exit record: what was published before it is seen with it
+            folder = checkpoint_directory or run_dir / "checkpoints"
+            question = Question(
+                do="survey", path=str(folder), is_final=is_final, budget_s=deadline_s * 0.5, layout=layout
+            )
+            surveyed = self._survey(run, question, deadline_s)
+        if not attempt:
+            return _add_survey(RunView(attempt=0), surveyed)
+        view = self._view(run, attempt, _decode(data, self._decoder, str(run_dir)), _growth(surveyed))
+        finder = pattern or pattern_of(surveyed.layout if isinstance(surveyed, Surveyed) else layout)
+        if view.progress is None and finder:
+            log = log_path or RunPaths(run_dir).attempt_dir(attempt) / "job.log"
+            view = self._add_steps(view, run, Question(do="steps", path=str(log), offset=log_offset, pattern=finder))
+        return _add_survey(view, surveyed)
 
     def write_attempt(
         self, run_dir: Path, attempt: int, files: Mapping[str, bytes], *, deadline_s: float = 10.0
@@ -84,18 +137,48 @@ class RunDirReader:
         self._progress.pop(run, None)
         self._launch.pop(run, None)
         self._log.pop(run, None)
+        self._steps.pop(run, None)
+        self._blind.pop(run, None)
 
     def close(self) -> None:
         """End the children; one that hangs in the kernel is left behind and ends when the kernel lets it."""
         self._pool.close()
 
-    def _view(self, run: str, attempt: int, findings: Findings) -> RunView:
+    def _survey(self, run: str, question: Question, deadline_s: float) -> Surveyed | _Blindness:
+        before, now = self._blind.get(run), self._clock()
+        if before is not None and now < before.rests_until:
+            return replace(before, seconds=now - before.since)
+        try:
+            data = self._pool.ask(f"survey {question.path}", question, deadline_s)
+            surveyed = _decode(data, self._survey_decoder, question.path)
+        except RunDirUnreadable as error:
+            since = before.since if before is not None else now
+            # a folder that kills its reader would have one started in every cycle
+            rests_until = now + REST_S if isinstance(error, ReaderDied) else now
+            blind = _Blindness(why=str(error), since=since, rests_until=rests_until, seconds=now - since)
+            self._blind[run] = blind
+            return blind
+        self._blind.pop(run, None)
+        return surveyed
+
+    def _add_steps(self, view: RunView, run: str, question: Question) -> RunView:
+        """The step that the log tells, as progress. A pattern that takes too long is not tried again."""
+        known = self._steps.get(run)
+        if known is None or known.attempt != view.attempt:
+            known = self._steps[run] = _LogReading(attempt=view.attempt, offset=question.offset)
+        if not known.fault:
+            with suppress(RunDirUnreadable):
+                data = self._pool.ask(f"log {question.path}", replace(question, offset=known.offset), LOG_DEADLINE_S)
+                known.take(_decode(data, self._steps_decoder, question.path), self._clock())
+        return known.add_to(view, self._clock())
+
+    def _view(self, run: str, attempt: int, findings: Findings, growth: str) -> RunView:
         now = self._clock()
         progress = _of_attempt(self._progress, run, attempt)
         launch = _of_attempt(self._launch, run, attempt)
         log = _of_attempt(self._log, run, attempt)
-        size = findings.log_bytes
-        log.note(Content(digest=str(size), is_there=size is not None), size, now, "job.log")
+        size = findings.log_bytes if findings.log_bytes is not None or not growth else 0
+        log.note(Content(digest=f"{size} {growth}", is_there=size is not None), size, now, "job.log")
         lost = (
             progress.note(findings.progress_content, findings.progress, now, f"progress/a{attempt}.json"),
             launch.note(findings.launch_content, findings.launch, now, f"attempts/{attempt}/launch.json"),
@@ -113,6 +196,69 @@ class RunDirReader:
             unknown_checkpoints=findings.unknown_checkpoints,
             unreadable=findings.unreadable + tuple(line for line in lost if line),
         )
+
+
+# ---------------------------------------------------------------- trainings that know nothing of the contract
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blindness:
+    """A folder of checkpoints that can't be looked at."""
+
+    why: str
+    since: float
+    rests_until: float
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _LogReading:
+    """How far one attempt's log has been searched, and the newest step in it."""
+
+    attempt: int
+    offset: int
+    step: int | None = None
+    since: float = 0.0
+    seq: int = 0
+    fault: str = ""
+
+    def take(self, found: LogSteps, now: float) -> None:
+        self.offset, self.fault = found.offset, found.fault
+        if found.step is not None and found.step != self.step:
+            self.step, self.since, self.seq = found.step, now, self.seq + 1
+
+    def add_to(self, view: RunView, now: float) -> RunView:
+        if self.fault:
+            view = replace(view, warnings=(*view.warnings, self.fault))
+        if self.step is None:
+            return view
+        progress = Progress(attempt=self.attempt, step=self.step, phase="step", time=time.time(), seq=self.seq)
+        return replace(view, progress=Seen(value=progress, unchanged_s=max(0.0, now - self.since)))
+
+
+def _growth(surveyed: Surveyed | _Blindness | None) -> str:
+    return surveyed.digest if isinstance(surveyed, Surveyed) else ""
+
+
+def _add_survey(view: RunView, surveyed: Surveyed | _Blindness | None) -> RunView:
+    if surveyed is None:
+        return view
+    if isinstance(surveyed, _Blindness):
+        return replace(view, checkpoints_unknown=surveyed.why, checkpoints_unknown_s=surveyed.seconds)
+    return replace(
+        view,
+        checkpoints=surveyed.views,
+        unknown_paths=surveyed.unknown,
+        has_checkpoint_folder=surveyed.has_folder,
+        warnings=(*view.warnings, *surveyed.notes),
+    )
+
+
+def _decode(data: bytes, decoder: msgspec.json.Decoder[T], what: str) -> T:
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise RunDirUnreadable(f"{what}: the reading process answered nonsense: {error}") from None
 
 
 # ---------------------------------------------------------------- ages
@@ -169,8 +315,10 @@ class _Pool:
         member = self._take(key)
         try:
             answer = member.child.call(msgspec.json.encode(question), deadline_s=deadline_s)
-        except (ChildLate, ChildGone) as error:
+        except ChildLate as error:
             raise RunDirUnreadable(f"{key}: {error}") from None
+        except ChildGone as error:
+            raise ReaderDied(f"{key}: {error}") from None
         finally:
             member.is_taken = False
         if answer[:1] != b"+":

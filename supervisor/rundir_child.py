@@ -24,6 +24,8 @@ import xxhash
 
 from supervisor.child import Wire, serve
 from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_parent, read_bounded, read_end
+from supervisor.layouts.survey import NoFolder, Survey
+from supervisor.logsteps import LogSteps, find_step
 from supervisor.model import CheckpointView
 from trainer import contract
 from trainer.contract import (
@@ -56,16 +58,20 @@ Key = tuple[int, int]  # step, attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the parent asks. `do`: read, write, prune or tail."""
+    """What the parent asks. `do`: read, write, prune, tail, survey or steps."""
 
     do: str
-    path: str  # run directory, or with tail the file
+    path: str  # run directory; with tail and steps the file, with survey the folder of checkpoints
     attempt: int = 0
     step: int = 0
     is_final: bool = False
     budget_s: float = 1.0  # looking at checkpoints stops after this; the rest is looked at next time
     files: Mapping[str, str] = field(default_factory=dict)  # with write: base64
     max_bytes: int = LOG_TAIL_BYTES
+    log_path: str = ""  # with read: the job's log, where it is not the attempt's own
+    offset: int = 0  # with read and steps: the log before it is of earlier attempts, or known
+    layout: str = "supervisor"  # with read and survey; "supervisor": the checkpoints of our own layout are read
+    pattern: str = ""  # with steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,18 @@ class Findings:
     unreadable: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surveyed:
+    """Answer to `survey`: what lies in a folder of checkpoints of a foreign layout."""
+
+    has_folder: bool = True
+    views: tuple[CheckpointView, ...] = ()
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    digest: str = ""
+    layout: str = ""
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -106,7 +124,8 @@ class Notes:
 
     def add(self, path: Path, why: object) -> None:
         if len(self.lines) < 100:
-            self.lines.append(f"{path.relative_to(self._run_dir)}: {why}"[:500])
+            name = path.relative_to(self._run_dir) if path.is_relative_to(self._run_dir) else path
+            self.lines.append(f"{name}: {why}"[:500])
 
 
 def read_run(question: Question, cache: CheckpointCache) -> Findings:
@@ -118,29 +137,36 @@ def read_run(question: Question, cache: CheckpointCache) -> Findings:
     progress, progress_content = _read_record(Progress, paths.progress(attempt), SMALL_BYTES, attempt, notes)
     launch, launch_content = _read_record(LaunchReport, paths.launch_report(attempt), LAUNCH_BYTES, attempt, notes)
     exit_record, _ = _read_record(ExitRecord, paths.exit_record(attempt), LAUNCH_BYTES, attempt, notes)
-    views, unknown = cache.look(paths, time.monotonic() + question.budget_s, notes)
+    views: tuple[CheckpointView, ...] = ()
+    unknown: tuple[Key, ...] = ()
+    if question.layout == "supervisor":
+        views, unknown = cache.look(paths, time.monotonic() + question.budget_s, notes)
+    log = Path(question.log_path) if question.log_path else paths.attempt_dir(attempt) / "job.log"
     findings = Findings(
         progress=progress,
         progress_content=progress_content,
         launch=launch,
         launch_content=launch_content,
-        log_bytes=_read_size(paths.attempt_dir(attempt) / "job.log"),
+        log_bytes=_read_size(log, question.offset),
         exit=exit_record,
         checkpoints=views,
         unknown_checkpoints=unknown,
     )
     if question.is_final:
         findings = _add_last_words(findings, paths, attempt, notes)
+        findings = replace(findings, log_tail=_read_log_tail(log, question.offset, notes))
     return replace(findings, unreadable=tuple(notes.lines))
 
 
-def _read_size(path: Path) -> int | None:
-    """Bytes in a file; None when there is none to be seen."""
+def _read_size(path: Path, since: int) -> int | None:
+    """Bytes in a file after an offset (all, when it has become shorter); None when there is none to be seen."""
     try:
         found = path.lstat()
     except OSError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    if not stat.S_ISREG(found.st_mode):
+        return None
+    return found.st_size - since if found.st_size >= since else found.st_size
 
 
 def _add_last_words(findings: Findings, paths: RunPaths, attempt: int, notes: Notes) -> Findings:
@@ -149,7 +175,6 @@ def _add_last_words(findings: Findings, paths: RunPaths, attempt: int, notes: No
         findings,
         outcome=outcome,
         node_reports=_read_node_reports(paths, attempt, notes),
-        log_tail=_read_log_tail(paths.attempt_dir(attempt) / "job.log", notes),
     )
 
 
@@ -195,9 +220,9 @@ def _read_file(path: Path, max_bytes: int, notes: Notes) -> tuple[bytes | None, 
     return None, True
 
 
-def _read_log_tail(path: Path, notes: Notes) -> str:
+def _read_log_tail(path: Path, since: int, notes: Notes) -> str:
     try:
-        return read_end(path, LOG_TAIL_BYTES).decode("utf-8", "replace")
+        return read_end(path, LOG_TAIL_BYTES, since=since).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
     except NotAFile as error:
@@ -435,12 +460,33 @@ def _unlink(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
+# ---------------------------------------------------------------- trainings that know nothing of the contract
+
+
+def survey_folder(question: Question, survey: Survey) -> Surveyed:
+    """What lies in a folder of checkpoints; raises OSError when that can't be told."""
+    until = time.monotonic() + question.budget_s
+    try:
+        sight = survey.look(Path(question.path), question.layout, until, is_final=question.is_final)
+    except NoFolder:
+        return Surveyed(has_folder=False)
+    return Surveyed(
+        views=sight.views, unknown=sight.unknown, notes=sight.notes, digest=sight.digest, layout=sight.layout
+    )
+
+
+def find_log_step(question: Question) -> LogSteps:
+    """The newest step in the part of the log after an offset."""
+    return find_step(question.path, question.pattern, since=question.offset)
+
+
 # ---------------------------------------------------------------- serving
 
 
 class _Answers:
     def __init__(self) -> None:
         self._cache = CheckpointCache()
+        self._survey = Survey()
         self._decoder = msgspec.json.Decoder(Question)
 
     def __call__(self, data: bytes, _wire: Wire) -> bytes:
@@ -456,6 +502,8 @@ class _Answers:
             "write": write_attempt,
             "prune": prune_checkpoint,
             "tail": lambda q: b64encode(read_end(q.path, q.max_bytes)),
+            "survey": lambda q: msgspec.json.encode(survey_folder(q, self._survey)),
+            "steps": lambda q: msgspec.json.encode(find_log_step(q)),
         }
 
 

@@ -1,0 +1,198 @@
+"""Looks at a folder of checkpoints again and again: what changed is inspected, what did not costs one stat."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import xxhash
+
+from supervisor.layouts.found import Candidate, Found
+from supervisor.layouts.registry import AUTO, LAYOUTS, Layout, choose
+from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, to_entry
+from supervisor.model import CheckpointView
+
+MAX_NAMES = 20_000
+MAX_CANDIDATES = 64  # the newest; a training that keeps more is walked back no further
+RECHECK_S = 60.0  # between two looks into a whole one whose folder has not changed
+RECHECK_BROKEN_S = 2.0  # it may be one that is being written
+SETTLE_S = 5.0  # a file without an end mark must not have changed for this long
+
+
+class NoFolder(Exception):
+    """There is no folder of checkpoints: the training has not made it, or its file system is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What one look gives. `unknown`: paths that are there and could not be looked at. `digest` changes with growth."""
+
+    views: tuple[CheckpointView, ...] = ()
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    digest: str = ""
+    layout: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    entry: Entry
+    view: CheckpointView
+    looked_at: float
+    is_settled: bool  # no end mark is waited for
+
+
+@dataclass(slots=True)
+class _Memory:
+    known: dict[str, _Known] = field(default_factory=dict)
+    partial: dict[str, Tree] = field(default_factory=dict)
+
+
+class Survey:
+    """Remembers folders between looks. One of it in each reading process."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._folders: dict[tuple[str, str], _Memory] = {}
+
+    def look(self, directory: Path, layout_name: str, until: float, *, is_final: bool = False) -> Sight:
+        """Views of the newest checkpoints, oldest first; raises NoFolder, and OSError when the list can't be read.
+
+        `is_final`: the job has ended, so what lies there is all that comes.
+        """
+        memory = self._folders.setdefault((str(directory), layout_name), _Memory())
+        try:
+            folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise NoFolder(f"{directory} does not exist") from None
+        try:
+            names = _list(folder, directory)
+            layout, note = choose(names) if layout_name == AUTO else (LAYOUTS[layout_name], "")
+            look = _Look(self, folder, directory, layout, memory, until, is_final=is_final)
+            return look.run(names, note)
+        finally:
+            os.close(folder)
+
+
+class _Look:
+    """One look at one folder."""
+
+    def __init__(
+        self,
+        survey: Survey,
+        folder: int,
+        directory: Path,
+        layout: Layout,
+        memory: _Memory,
+        until: float,
+        *,
+        is_final: bool,
+    ) -> None:
+        self._now, self._wall = survey._clock(), survey._wall()  # noqa: SLF001 - a part of it
+        self._folder, self._directory, self._layout = folder, directory, layout
+        self._memory, self._until, self._is_final = memory, until, is_final
+        self._unknown: list[str] = []
+        self._notes: list[str] = []
+        self._digest = xxhash.xxh3_64()
+
+    def run(self, names: list[str], note: str) -> Sight:
+        # names without a step come first: there are few of them, and any may be the newest
+        found = sorted(self._layout.find(names), key=lambda c: (c.step is None, c.step or 0, c.name), reverse=True)
+        views = [view for c in found[:MAX_CANDIDATES] if (view := self._look_at(c)) is not None]
+        wanted = {c.name for c in found[:MAX_CANDIDATES]}
+        for old in [name for name in self._memory.known if name not in wanted]:
+            del self._memory.known[old]
+        for old in [name for name in self._memory.partial if name not in wanted]:
+            del self._memory.partial[old]
+        return Sight(
+            views=tuple(sorted(views, key=lambda v: (v.step, v.path.endswith("/last.ckpt"), v.path))),
+            unknown=tuple(self._unknown),
+            notes=((note,) if note else ()) + tuple(self._notes),
+            digest=self._digest.hexdigest(),
+            layout=self._layout.name,
+        )
+
+    def _look_at(self, candidate: Candidate) -> CheckpointView | None:
+        """The view; None when it is gone again, or can't be told (then it is in `unknown`)."""
+        path = str(self._directory / candidate.name)
+        known = self._memory.known.get(candidate.name)
+        try:
+            entry = to_entry(os.stat(candidate.name, dir_fd=self._folder, follow_symlinks=False))
+            self._digest.update(f"{candidate.name}:{entry}".encode("utf-8", "replace"))
+            if known is not None and known.entry == entry and not self._is_due(known):
+                return known.view
+            view, is_settled = self._inspect(candidate, path)
+        except FileNotFoundError:
+            return None
+        except OutOfTime:
+            return self._fall_back(path, known)
+        except OSError as error:
+            self._notes.append(f"{path}: {error.strerror}"[:500])
+            return self._fall_back(path, known)
+        self._memory.known[candidate.name] = _Known(entry=entry, view=view, looked_at=self._now, is_settled=is_settled)
+        self._digest.update(f"{view.stamp}:{view.size_bytes}".encode())
+        return view
+
+    def _fall_back(self, path: str, known: _Known | None) -> CheckpointView | None:
+        """Could not look is neither "gone" nor "broken"."""
+        if known is not None and known.view.is_complete:
+            return known.view
+        self._unknown.append(path)
+        return None
+
+    def _is_due(self, known: _Known) -> bool:
+        age = self._now - known.looked_at
+        if known.view.is_complete and known.is_settled:
+            return age >= RECHECK_S and self._now < self._until
+        return self._is_final or age >= RECHECK_BROKEN_S
+
+    def _inspect(self, candidate: Candidate, path: str) -> tuple[CheckpointView, bool]:
+        view = CheckpointView(step=candidate.step or 0, attempt=0, path=path, stamp="-")
+        # what a look that ran out of time has seen already makes the next one shorter
+        tree = self._memory.partial.setdefault(candidate.name, Tree(self._folder))
+        tree.renew(self._folder, self._until)
+        try:
+            found = self._layout.inspect(tree, candidate)
+            entries = {name: tree.file(name) for name in found.files}
+        except Broken as error:
+            del self._memory.partial[candidate.name]
+            return replace(view, detail=str(error)[:500]), False
+        del self._memory.partial[candidate.name]
+        view = describe(found, entries, path)
+        if found.has_end_mark or self._is_final:
+            return view, True
+        youngest = max(entry.mtime_ns for entry in entries.values()) / 1e9
+        if self._wall - youngest < SETTLE_S:
+            why = "written just now, and nothing says that it has ended"
+            return replace(view, is_complete=False, detail=why), False
+        return view, True
+
+
+def describe(found: Found, entries: Mapping[str, Entry], path: str) -> CheckpointView:
+    """The view of a whole checkpoint; its stamp changes when any of its files is written again."""
+    text = "\n".join(f"{name}:{e.size}:{e.mtime_ns}" for name, e in sorted(entries.items()))
+    return CheckpointView(
+        step=found.step,
+        attempt=0,
+        path=path,
+        size_bytes=sum(entry.size for entry in entries.values()),
+        files=len(entries),
+        is_complete=True,
+        detail=found.note,
+        stamp=xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace")),
+    )
+
+
+def _list(folder: int, directory: Path) -> list[str]:
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if len(names) > MAX_NAMES:
+                raise OSError(errno.E2BIG, f"more than {MAX_NAMES} names", str(directory))
+    return names

@@ -1,0 +1,27 @@
+"""One file that torch.save wrote, as a piece of a checkpoint."""
+
+from __future__ import annotations
+
+from supervisor.layouts import torchzip
+from supervisor.layouts.found import Piece
+from supervisor.layouts.tree import Broken, Tree, read_at
+
+_PICKLE_START, _PICKLE_END = b"\x80", b"."
+
+
+def to_piece(tree: Tree, path: str) -> Piece:
+    """The file as one piece; raises Broken when it is cut or no file of torch.save.
+
+    The old format (before torch 1.6, or asked for) is a row of pickles and raw bytes: nothing says where it ends.
+    """
+    size = tree.file(path).size
+    with tree.open(path) as fd:
+        if torchzip.is_zip(fd):
+            try:
+                torchzip.list_entries(fd, 0, size)
+            except Broken as error:
+                raise Broken(f"{path}: {error}") from None
+            return Piece(path=path, offset=0, length=size, seal="zip")
+        if not size or read_at(fd, 0, 1) != _PICKLE_START:
+            raise Broken(f"{path} is not a file of torch.save")
+    return Piece(path=path, offset=0, length=size, seal="none")
