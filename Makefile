@@ -5,12 +5,13 @@ DEMO_CMD = $(PY) -m demo
 BENCHES = cycle save cli scale
 PYTEST_ARGS =
 
-.PHONY: help setup demo test test-debian13 check format bench docs clean
+.PHONY: help setup demo test test-debian13 test-pyslurm check format bench docs clean
 
 help:
 	@echo "make demo            the main job on a private Slurm cluster: failures, drains, resubmission, audit"
 	@echo "make test            every test (unit, property, contract, end-to-end)"
 	@echo "make test-debian13   what needs a real Slurm, under Debian 13 and Slurm 24.11 (root, debootstrap)"
+	@echo "make test-pyslurm    what pyslurm reads: SLURM=/prefix of a Slurm, PYTHON=an interpreter with pyslurm for it"
 	@echo "make check           format, lint, types, import contracts"
 	@echo "make format          rewrite the code in the project's format"
 	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
@@ -31,6 +32,14 @@ test: setup
 
 test-debian13: setup
 	tests/debian13/run
+
+# PYTHON: any environment with pyslurm, the project's dependencies and pytest; docs/pyslurm.md says how to make one.
+PYSLURM_TESTS = tests/contract/test_slurm_contract.py tests/slurm/test_pyslurm_client.py tests/slurm/test_pyslurm_real.py
+
+test-pyslurm:
+	@test -x "$(SLURM)/sbin/slurmctld" || { echo "SLURM=/prefix: there is no sbin/slurmctld in '$(SLURM)'"; exit 2; }
+	@"$(PYTHON)" -c 'import importlib.metadata as m; m.version("pyslurm")' || { echo "PYTHON=...: no pyslurm"; exit 2; }
+	PATH="$(SLURM)/sbin:$(SLURM)/bin:$$PATH" "$(PYTHON)" -m pytest $(PYSLURM_TESTS) $(PYTEST_ARGS)
 
 check: setup
 	$(PY) -m ruff format --check .
