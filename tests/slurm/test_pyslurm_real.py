@@ -129,7 +129,8 @@ cut = sys.modules["pyslurm.core.job.job"]._get_exit_code
 config, node = pyslurm.slurmctld.Config.load(), next(iter(pyslurm.Nodes.load().values()))
 (partition,) = pyslurm.Partitions.load().values()
 print(json.dumps({
-    "version": pyslurm.__version__.split(".")[:2], "error": pyslurm.RPCError.__mro__[1].__name__, "cut": [cut(137 << 8), cut(9)],
+    "version": pyslurm.__version__.split(".")[:2], "error": pyslurm.RPCError.__mro__[1].__name__,
+    "cut": [cut(137 << 8), cut(9)],
     "timeout": config.slurmd_timeout, "storage": config.accounting_storage_type, "gres": node.configured_gres,
     "partitions": node.partitions, "boot": type(node.boot_time).__name__, "reason": node.reason,
     "default": [partition.name, partition.is_default],
