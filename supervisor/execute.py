@@ -10,7 +10,7 @@ import json
 import os
 import pwd
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,11 +37,14 @@ from supervisor.model import (
     NodeMemory,
     Run,
     RunState,
+    ScriptSpec,
     World,
 )
 from supervisor.parts import Readbacks, RunOwners
 from supervisor.rundir import RunDirUnreadable
+from supervisor.scripts import fill, is_first_submission, placeholders, render_submission
 from supervisor.store import Store
+from supervisor.submissions import SubmissionLost, Submissions
 from trainer import contract
 
 _ORDER = {
@@ -58,6 +61,7 @@ _WAITS_IN_PAUSE = frozenset({IntentKind.SUBMIT, IntentKind.DRAIN, IntentKind.PRU
 _RETRY_MAX_S = 60.0
 _NOTIFY_TIMEOUT_S = 10.0
 _READ_DEADLINE_S = 2.0
+_SAYS_CHARS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class Executor:
         self._clock = clock
         self._owners = owners
         self._verifier = verifier
+        self._submissions = Submissions(settings.ledger.path)
         self._on_step = on_step  # the watchdog's beat: each act is bounded, their sum need not be
         self._log = structlog.get_logger("execute")
 
@@ -140,7 +145,8 @@ class Executor:
             match intent.kind:
                 case IntentKind.SUBMIT:
                     attempt = _find_attempt(world, intent)
-                    return self._submit(intent, run, attempt, is_paused=_is_paused(intent, world))
+                    attempts = world.attempts.get(intent.run, ())
+                    return self._submit(intent, run, attempt, attempts, is_paused=_is_paused(intent, world))
                 case IntentKind.CANCEL:
                     return self._cancel(intent)
                 case IntentKind.CLAIM:
@@ -164,7 +170,15 @@ class Executor:
 
     # ---------------------------------------------------------------- submit
 
-    def _submit(self, intent: Intent, run: Run | None, attempt: Attempt | None, *, is_paused: bool) -> Outcome | None:
+    def _submit(
+        self,
+        intent: Intent,
+        run: Run | None,
+        attempt: Attempt | None,
+        attempts: tuple[Attempt, ...],
+        *,
+        is_paused: bool,
+    ) -> Outcome | None:
         if run is None or attempt is None or attempt.state is not AttemptState.PLANNED:
             return Outcome(state=IntentState.WITHDRAWN, text="the attempt is not planned any more")
         if intent.tries > 0:
@@ -186,12 +200,20 @@ class Executor:
                 return self._refuse_attempt(attempt, AttemptEnd.STOPPED, "stopped before it was submitted")
             if is_paused:
                 return None
-        request = self._prepare(run, attempt)
+        try:
+            request = self._prepare(run, attempt, attempts)
+        except SubmissionLost as error:
+            return self._refuse_attempt(attempt, AttemptEnd.DO_NOT_RESTART, str(error))
         self._mark(intent)
         try:
             submitted = self._client.submit(request)
         except SlurmRefused as error:
-            return self._refuse_attempt(attempt, AttemptEnd.REFUSED, _first_line(error))
+            # Who handed a script in is shown what sbatch says, as sbatch says it.
+            says = error.stderr[:_SAYS_CHARS] if run.script is not None else ""
+            return self._refuse_attempt(attempt, AttemptEnd.REFUSED, _first_line(error), says=says)
+        finally:
+            if run.script is not None:
+                self._submissions.remove_batch(run.name, attempt.number)
         after = self._submitted(attempt, submitted.job_id)
         text = f"job {submitted.job_id}" + (f"; sbatch says: {submitted.warnings}" if submitted.warnings else "")
         return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason="submitted"),))
@@ -223,14 +245,19 @@ class Executor:
                 text += f"; its twin {other.job_id} was cancelled"
         return Outcome(state=IntentState.DONE, text=text, facts=tuple(facts))
 
-    def _refuse_attempt(self, attempt: Attempt, end: AttemptEnd, why: str) -> Outcome:
+    def _refuse_attempt(self, attempt: Attempt, end: AttemptEnd, why: str, *, says: str = "") -> Outcome:
         over = replace(
             attempt, state=AttemptState.OVER, over_at=self._clock.now(), end=end, end_detail=why, is_job_gone=True
         )
-        return Outcome(state=IntentState.REFUSED, text=why, facts=(Fact(record=over, reason=why),))
+        return Outcome(state=IntentState.REFUSED, text=says or why, facts=(Fact(record=over, reason=why),))
 
-    def _prepare(self, run: Run, attempt: Attempt) -> SubmitRequest:
-        """Write the attempt's files (again, if it must be: same content, same names) and build the request."""
+    def _prepare(self, run: Run, attempt: Attempt, attempts: tuple[Attempt, ...]) -> SubmitRequest:
+        """Write the attempt's files (again, if it must be: same content, same names) and build the request.
+
+        Raises SubmissionLost when what was handed in is not there any more.
+        """
+        if run.script is not None:
+            return self._prepare_script(run, run.script, attempt, attempts)
         spec, paths = run.spec, run.spec.paths
         directory = paths.attempt_dir(attempt.number)
         job_spec = render_attempt_spec(run, attempt, self._settings)
@@ -259,6 +286,27 @@ class Executor:
             exclude=attempt.exclude,
             options=spec.slurm.options,
             identity=None if uid is None or gid is None else Identity(uid=uid, gid=gid),
+        )
+
+    def _prepare_script(
+        self, run: Run, script: ScriptSpec, attempt: Attempt, attempts: tuple[Attempt, ...]
+    ) -> SubmitRequest:
+        """A person's own batch script, under a name that nobody but the service can put anything else behind."""
+        kept = self._submissions.load(run.name, digest=script.digest)
+        self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
+        uid, gid = self._owners.identity(run)
+        owner = None if uid is None or gid is None else (uid, gid)
+        try:
+            batch = self._submissions.write_batch(run.name, attempt.number, kept.text, owner)
+        except OSError as error:
+            raise RunDirUnreadable(f"batch script: {error}") from None
+        return render_submission(
+            run,
+            attempt,
+            batch=batch,
+            environment=kept.environment,
+            identity=owner,
+            is_first=is_first_submission(attempts, attempt.number),
         )
 
     def _write_own_script(self, attempt: Attempt, script: str) -> Path:
@@ -363,17 +411,11 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
     Placeholders in the command's words are filled: {resume_from}, {resume_step}, {run}, {attempt}, {run_dir}.
     """
     spec = run.spec
-    values = {
-        "{resume_from}": attempt.resume_path,
-        "{resume_step}": str(attempt.resume_step),
-        "{run}": run.name,
-        "{attempt}": str(attempt.number),
-        "{run_dir}": str(spec.run_dir),
-    }
+    values = placeholders(run, attempt)
     return contract.AttemptSpec(
         run=run.name,
         attempt=attempt.number,
-        command=tuple(_fill(word, values) for word in spec.command),
+        command=tuple(fill(word, values) for word in spec.command),
         nodes=attempt.nodes_wanted,
         procs_per_node=spec.procs_per_node,
         resume_from=attempt.resume_path,
@@ -386,12 +428,6 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
     )
 
 
-def _fill(word: str, values: Mapping[str, str]) -> str:
-    for placeholder, value in values.items():
-        word = word.replace(placeholder, value)
-    return word
-
-
 def render_start_checks(run: Run, settings: Settings) -> tuple[str, ...]:
     """The command of the node probes that each node runs before training starts."""
     limits = settings.sweep_limits
@@ -401,7 +437,7 @@ def render_start_checks(run: Run, settings: Settings) -> tuple[str, ...]:
 
 def _is_own(job: JobRecord, run: Run) -> bool:
     """Anybody may put our token into a comment; the name is the run's, and the account is its owner's."""
-    if job.name and job.name != run.name:
+    if job.name and job.name != run.job_name:
         return False
     try:
         owner = pwd.getpwuid(run.owner_uid).pw_name

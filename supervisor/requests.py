@@ -14,11 +14,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurm.sbatch_options import BadSubmission
 from supervisor.accounts import user_name
 from supervisor.config import ConfigError, parse_run_file
 from supervisor.control import Peer, Request, failure
 from supervisor.ledger import LedgerUnusable
-from supervisor.model import Run, RunState
+from supervisor.model import Attempt, Intent, IntentState, Run, RunState
+from supervisor.scripts import Handed, NotSupervised, Script, read_handed, read_script, settle_names
+from supervisor.submissions import Submission
 from supervisor.tomlfile import load_toml
 from trainer.contract import is_run_name
 
@@ -29,6 +32,7 @@ UNKNOWN_RUN = "unknown_run"
 NOT_ALLOWED = "not_allowed"
 CONFLICT = "conflict"
 LEDGER = "ledger"
+SBATCH = "sbatch"  # what sbatch itself refuses: `stderr` and `exit_code` are its own
 
 MAX_RUN_FILE_CHARS = 128 * 1024
 
@@ -40,8 +44,22 @@ class RequestLedger(Protocol):
         """The run of that name, or None."""
         ...
 
-    def add_run(self, run: Run, now: datetime) -> Run:
-        """Keep a new run."""
+    def load_runs(self) -> tuple[Run, ...]:
+        """All runs."""
+        ...
+
+    def load_attempts(self, run: str) -> tuple[Attempt, ...]:
+        """All attempts of a run, ascending."""
+        ...
+
+    def load_intents(self, state: IntentState | None = None) -> tuple[Intent, ...]:
+        """The newest intents, newest last."""
+        ...
+
+    def add_run(
+        self, run: Run, now: datetime, *, attempts: tuple[Attempt, ...] = (), intents: tuple[Intent, ...] = ()
+    ) -> Run:
+        """Keep a new run, with what is known and meant of it already."""
         ...
 
     def set_run(self, run: Run, now: datetime, why: str) -> Run:
@@ -54,6 +72,18 @@ class RequestLedger(Protocol):
 
     def record_request(self, who_uid: int, text: str, now: datetime) -> None:
         """Keep who asked for what."""
+        ...
+
+
+class Keeper(Protocol):
+    """What requests need of the place where handed-in scripts are kept (supervisor.submissions)."""
+
+    def keep(self, run: str, submission: Submission) -> None:
+        """Keep what was handed in, on disk when the call returns. Raises OSError."""
+        ...
+
+    def drop(self, run: str) -> None:
+        """Remove it."""
         ...
 
 
@@ -74,6 +104,9 @@ class Asked:
     known: Run | None  # what the ledger has of that run
     now: datetime
     rights: Rights
+    runs: tuple[Run, ...] = ()  # all of them, where names are given
+    attempts: tuple[Attempt, ...] = ()  # of the run
+    refusals: tuple[Intent, ...] = ()  # acts of the run that Slurm refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +117,9 @@ class Decision:
     run: Run | None = None
     why: str = ""  # for the history of the run
     is_paused: bool | None = None
+    submission: Submission | None = None  # to be kept beside the ledger before the run is
+    attempts: tuple[Attempt, ...] = ()  # with the run
+    intents: tuple[Intent, ...] = ()
 
     @property
     def changes(self) -> bool:
@@ -91,31 +127,62 @@ class Decision:
         return self.run is not None or self.is_paused is not None
 
 
-def handle(request: Request, ledger: RequestLedger, now: datetime, rights: Rights) -> dict[str, Any]:
+def handle(
+    request: Request, ledger: RequestLedger, now: datetime, rights: Rights, keeper: Keeper | None = None
+) -> dict[str, Any]:
     """The answer to one request, after its effect is committed.
 
     A ledger that can't be written now (disk full, locked) is an answer too: nothing was changed, the service goes on.
     """
-    name = _run_name(request)
     try:
-        known = ledger.load_run(name) if name else None
-        decision = decide(Asked(request=request, name=name, known=known, now=now, rights=rights))
+        asked = _look_up(request, ledger, now, rights)
+        decision = decide(asked)
         if decision.changes and not _is_dry_run(request):
-            _commit(request, decision, ledger, now, is_new=known is None)
-    except LedgerUnusable as error:
+            _commit(asked, decision, ledger, keeper)
+    except (LedgerUnusable, OSError) as error:
         return failure(LEDGER, f"nothing was changed: {error}")
     return decision.reply
 
 
-def _commit(request: Request, decision: Decision, ledger: RequestLedger, now: datetime, *, is_new: bool) -> None:
+def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rights) -> Asked:
+    name = _run_name(request)
+    asks_job = request.verb == "job" and name is not None
+    return Asked(
+        request=request,
+        name=name,
+        known=ledger.load_run(name) if name else None,
+        now=now,
+        rights=rights,
+        runs=ledger.load_runs() if request.verb in _NAMES_RUNS else (),
+        attempts=ledger.load_attempts(name) if asks_job and name else (),
+        refusals=tuple(i for i in ledger.load_intents() if i.run == name) if asks_job else (),
+    )
+
+
+def _commit(asked: Asked, decision: Decision, ledger: RequestLedger, keeper: Keeper | None) -> None:
+    request, now = asked.request, asked.now
     text = f"{request.verb} {decision.run.name}" if decision.run else request.verb
-    if decision.run is not None and is_new:
+    if decision.run is not None and decision.submission is not None:
+        _add_script(decision.run, decision, ledger, now, keeper)
+    elif decision.run is not None and asked.known is None:
         ledger.add_run(decision.run, now)
     elif decision.run is not None:
         ledger.set_run(decision.run, now, decision.why)
     if decision.is_paused is not None:
         ledger.set_paused(decision.is_paused, now, _by(request))
     ledger.record_request(request.peer.uid, text, now)
+
+
+def _add_script(run: Run, decision: Decision, ledger: RequestLedger, now: datetime, keeper: Keeper | None) -> None:
+    """What was handed in is on disk before the run is: a run without its script could not be submitted."""
+    if keeper is None or decision.submission is None:
+        raise LedgerUnusable("there is no place beside the ledger for what was handed in")
+    keeper.keep(run.name, decision.submission)
+    try:
+        ledger.add_run(run, now, attempts=decision.attempts, intents=decision.intents)
+    except BaseException:
+        keeper.drop(run.name)
+        raise
 
 
 def decide(asked: Asked) -> Decision:
@@ -133,7 +200,7 @@ def authorise(verb: str, peer: Peer, owner_uid: int | None, rights: Rights) -> b
     Anyone may ask whether the daemon is there and submit as himself; the owner of a run, root, the daemon's own
     account and the admin group may change it.
     """
-    if verb in {"ping", "submit"}:
+    if verb in {"ping", "submit", "sbatch", "adopt", "job"}:
         return True
     if peer.uid in {0, rights.service_uid, owner_uid}:
         return True
@@ -173,6 +240,77 @@ def _submit(asked: Asked) -> Decision:
         changed_at=asked.now,
     )
     return Decision(run=run, why=run.reason, reply=_granted(request, run, f"run {run.name} is submitted"))
+
+
+def _sbatch(asked: Asked) -> Decision:
+    """A person's own batch script: read again as the command has read it, named, and kept."""
+    request = asked.request
+    owner = _owner(request, asked.rights)
+    if isinstance(owner, Decision):
+        return owner
+    read = _read_script(request)
+    if isinstance(read, Decision):
+        return read
+    handed, script = read
+    named = _name_script(asked, script, owner[0])
+    if isinstance(named, Decision):
+        return named
+    run = _script_run(asked, named, owner)
+    reply = {
+        **_granted(request, run, f"run {run.name} is submitted"),
+        "job_name": run.job_name,
+        "notes": list(named.notes),
+    }
+    submission = Submission(text=handed.text, environment=script.environment)
+    return Decision(run=run, why=run.reason, reply=reply, submission=submission)
+
+
+def _read_script(request: Request) -> tuple[Handed, Script] | Decision:
+    try:
+        handed = read_handed(request.body)
+        return handed, read_script(handed)
+    except BadSubmission as error:
+        says = {"stderr": error.stderr, "exit_code": error.exit_code}
+        return Decision(reply={**failure(SBATCH, str(error)), **says})
+    except NotSupervised as error:
+        return _refuse(BAD_INPUT, str(error))
+
+
+def _name_script(asked: Asked, script: Script, owner_uid: int) -> Script | Decision:
+    taken = {run.name: run for run in asked.runs}
+    if script.has_name and script.spec.name in taken:
+        return _refuse(NAME_IN_USE, _in_use(taken[script.spec.name]))
+    busy = {run.job_name for run in asked.runs if run.owner_uid == owner_uid and run.state not in _ENDED}
+    return settle_names(script, taken=taken.keys(), job_names=busy)
+
+
+def _script_run(asked: Asked, script: Script, owner: tuple[int, int]) -> Run:
+    return Run(
+        spec=script.spec,
+        script=script.script,
+        reason=_by(asked.request),
+        owner_uid=owner[0],
+        owner_gid=owner[1],
+        created_at=asked.now,
+        changed_at=asked.now,
+    )
+
+
+def _job(asked: Asked) -> Decision:
+    """What has become of a run's newest submission: what `supervisor sbatch` waits for."""
+    if asked.known is None or asked.name is None:
+        return _refuse(UNKNOWN_RUN, f'there is no run "{asked.name}"')
+    run, last = asked.known, asked.attempts[-1] if asked.attempts else None
+    outcome = next((i.outcome for i in reversed(asked.refusals) if i.key == f"submit:{run.name}:1"), "")
+    report = {
+        "attempt": last.number if last else 0,
+        "job_id": last.job_id if last else None,
+        "end": str(last.end) if last and last.end else None,
+        "exit_code": last.exit_code if last else None,
+        "reason": run.reason,
+        "outcome": outcome,
+    }
+    return Decision(reply={**_answer(run, f"run {run.name} is {run.state}"), **report})
 
 
 def _stop(asked: Asked) -> Decision:
@@ -245,12 +383,16 @@ _ENDED = frozenset({RunState.STOPPED, RunState.FINISHED})
 _Verb = Callable[[Asked], Decision]
 _VERBS: Mapping[str, _Verb] = {
     "ping": _ping,
+    "job": _job,
     "submit": _submit,
+    "sbatch": _sbatch,
     "stop": _stop,
     "pause": _pause,
     "resume": _resume,
     "release": _release,
 }
+_NAMES_RUNS = frozenset({"sbatch", "adopt"})
+READING = frozenset({"ping", "job"})  # verbs that change nothing
 
 
 # ---------------------------------------------------------------- parts
@@ -259,6 +401,8 @@ _VERBS: Mapping[str, _Verb] = {
 def _run_name(request: Request) -> str | None:
     """The run a request is about: named, or in the text of a run file."""
     name = request.body.get("run")
+    if request.verb in _NAMES_RUNS:
+        return None  # chosen when it has been read
     if request.verb == "submit":
         try:
             name = load_toml(str(request.body.get("text", ""))[: MAX_RUN_FILE_CHARS + 1], "run file").get("name")
@@ -291,7 +435,7 @@ def _nothing_to_do(request: Request, run: Run, state: str) -> Decision:
     return Decision(reply=_answer(run, message))
 
 
-_DONE_WORDS = {"stop": "stopped", "submit": "submitted"}
+_DONE_WORDS = {"stop": "stopped", "submit": "submitted", "sbatch": "submitted", "adopt": "adopted"}
 
 
 def _by(request: Request) -> str:

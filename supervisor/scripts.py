@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ MAX_WORDS = 10_000
 _MAX_PATH_CHARS = 4096
 _MAX_NAME_CHARS = 90  # of a run, so that "-2" and the like still fit
 _ROOT = ".supervisor"
+_EXPORTED = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,])+""")  # parts of --export, between commas that stand outside quotes
 
 _FIRST_ONLY = frozenset({"hold", "begin"})  # what the person meant for the submission that he made himself
 _OURS = frozenset({"comment", "job-name", "dependency", "export", "nodes", "requeue", "no-requeue"})
@@ -72,6 +73,7 @@ class Script:
     wanted: Effective
     spec: RunSpec  # under the name that it would like
     script: ScriptSpec
+    environment: Mapping[str, str] = field(repr=False)  # to be kept: with what --export assigns
     has_name: bool  # the person chose the run's name
     notes: tuple[str, ...] = ()
 
@@ -107,8 +109,18 @@ def check_sizes(handed: Handed) -> None:
     texts = (*handed.words, *handed.environment, *handed.environment.values(), handed.path, handed.cwd)
     if any("\0" in text for text in texts):
         raise NotSupervised("a NUL character can't stand in a word or in the environment")
+    if not all(_is_utf8(text) for text in (*handed.words, handed.path, handed.cwd)):
+        raise NotSupervised("a word or the working directory is not UTF-8 text")
     if len(handed.cwd) > _MAX_PATH_CHARS or not handed.cwd.startswith("/"):
         raise NotSupervised("the working directory is no absolute path")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_script(handed: Handed) -> Script:
@@ -129,10 +141,12 @@ def read_script(handed: Handed) -> Script:
     if why_not is not None:
         raise NotSupervised(why_not)
     spec = _make_spec(handed, wanted, tables)
+    export, environment = _take_values(wanted.export or "ALL", handed.environment)
     return Script(
         wanted=wanted,
         spec=spec,
-        script=_make_script(handed, wanted, spec),
+        script=_make_script(handed, wanted, spec, export),
+        environment=environment,
         has_name="name" in settings,
         notes=tuple(_notes(wanted)),
     )
@@ -259,7 +273,19 @@ def _count_nodes(wanted: Effective, table: Mapping[str, Any]) -> tuple[int, int]
     return least, most
 
 
-def _make_script(handed: Handed, wanted: Effective, spec: RunSpec) -> ScriptSpec:
+def _take_values(export: str, environment: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """--export without the values that it assigns, and the environment with them: they may be secrets."""
+    export, variables = merge_export(export, environment, ())
+    names = []
+    for part in _EXPORTED.findall(export):
+        name, equals, value = part.partition("=")
+        names.append(name)
+        if equals:
+            variables[name] = value
+    return ",".join(names), variables
+
+
+def _make_script(handed: Handed, wanted: Effective, spec: RunSpec, export: str) -> ScriptSpec:
     options = tuple(o for o in wanted.submit_options if name_of(o) not in _OURS)
     return ScriptSpec(
         path="--wrap" if wanted.is_wrap else handed.path if wanted.script else "-",
@@ -270,7 +296,7 @@ def _make_script(handed: Handed, wanted: Effective, spec: RunSpec) -> ScriptSpec
         nodes_given=wanted.nodes is not None or spec.nodes.max > 1 or spec.nodes.min > 1,
         exclude=wanted.exclude or "",
         dependency=wanted.dependency or "",
-        export=wanted.export or "ALL",
+        export=export,
         submit_dir=Path(handed.cwd),
         output=os.path.normpath(spec.workdir / wanted.output),
         umask=handed.umask,

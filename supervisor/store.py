@@ -381,8 +381,13 @@ class Store:
 
     # ------------------------------------------------------------ what people ask for
 
-    def add_run(self, run: Run, now: datetime) -> Run:
-        """A new run, as stored. Raises NameInUse, also for the name of a finished or stopped run."""
+    def add_run(
+        self, run: Run, now: datetime, *, attempts: tuple[Attempt, ...] = (), intents: tuple[Intent, ...] = ()
+    ) -> Run:
+        """A new run, as stored, with what is known and meant of it already.
+
+        Raises NameInUse, also for the name of a finished or stopped run.
+        """
         new = replace(run, created_at=now, changed_at=now)
         with self._writing():
             old = self.load_run(run.name)
@@ -393,6 +398,9 @@ class Store:
                 )
             self._write(new)
             self._append_change(new, now, "submitted")
+            for attempt in attempts:
+                self._write(attempt)
+            self._insert_intents(intents, now)
         return new
 
     def load_run(self, name: str) -> Run | None:

@@ -25,6 +25,7 @@ _EXIT_INTERRUPTED = 130
 # Order of the help page. Modules are imported on use: `supervisor status` must not pay for the daemon or for submitit.
 _COMMANDS: Mapping[str, str] = {
     "submit": "supervisor.cli.submit:submit",
+    "sbatch": "supervisor.cli.sbatch:sbatch",
     "status": "supervisor.cli.status:status",
     "history": "supervisor.cli.history:history",
     "nodes": "supervisor.cli.nodes:nodes",
