@@ -8,14 +8,20 @@ import secrets
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Literal, Protocol
 
 from slurm import commands, failures, parse
 from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable
+from slurm.job_description import parse_job_description
 from slurm.json_form import JsonForm, Notice
+from slurm.run_as import RunAs
+from slurm.run_as import run_as as run_tool_as
 from slurm.run_tool import Completed, Run, run_tool
 from slurm.types import (
     ClusterFacts,
+    Identity,
+    JobDescription,
     JobListing,
     JobRecord,
     NodeListing,
@@ -56,6 +62,22 @@ class SlurmClient(Protocol):
         """End a job; a job that is already gone is no error."""
         ...
 
+    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+        """Put a token on a job that is there, and keep Slurm from requeueing it. The caller reads it back.
+
+        `identity`: its owner, in whose name it is done; None: the service's own account. SlurmRefused: no such job
+        any more, or no right to it.
+        """
+        ...
+
+    def describe_job(self, job_id: int) -> JobDescription:
+        """All that the controller says of one job. SlurmRefused: it does not know it, or does not show it."""
+        ...
+
+    def fetch_script(self, job_id: int) -> str:
+        """The batch script of a job in the controller's memory. SlurmRefused: none, or another user's."""
+        ...
+
     def drain(self, node: str, reason: str) -> None:
         """Set DRAIN with a reason. The caller has read the node first: Slurm replaces any reason without asking."""
         ...
@@ -72,7 +94,7 @@ _TIMEOUT_S = 30.0  # three times Slurm's MessageTimeout; clients retry a connect
 class CliClient:
     """`SlurmClient` over Slurm's command-line tools.
 
-    `run` starts a tool (tests give their own), `parent` is the environment that PATH and SLURM_CONF are taken from.
+    `run` starts a tool, `run_as` one as another account (tests give their own); PATH and SLURM_CONF are of `parent`.
     `form`: how jobs, nodes and accounting are asked for; "json" becomes "text" by itself where a cluster's JSON can't
     be used, and `on_notice` then gets a sentence for the log, once. Any number of calls may run at once.
     """
@@ -81,6 +103,7 @@ class CliClient:
         self,
         *,
         run: Run | None = None,
+        run_as: RunAs | None = None,
         timeout_s: float = _TIMEOUT_S,
         parent: Mapping[str, str] | None = None,
         form: Literal["text", "json"] = "text",
@@ -88,6 +111,7 @@ class CliClient:
     ) -> None:
         self._parent: Mapping[str, str] = os.environ if parent is None else parent
         self._run: Run = partial(run_tool, path=self._parent.get("PATH")) if run is None else run
+        self._run_as: RunAs = partial(run_tool_as, path=self._parent.get("PATH")) if run_as is None else run_as
         self._timeout_s = timeout_s
         self._json = JsonForm(self._ask, on_notice) if form == "json" else None
 
@@ -166,9 +190,7 @@ class CliClient:
     def submit(self, request: SubmitRequest) -> Submitted:
         """Submit once, never retried here: the caller looks a lost answer up by its token first."""
         argv = commands.sbatch_argv(request)
-        user, home = self._identity(request.identity.uid if request.identity else None)
-        env = commands.submitting_environment(self._parent, request.environment, user=user, home=home)
-        done = self._call(argv, env)
+        done = self._call_sbatch(argv, request, request.environment)
         failure = failures.submit_failure(argv, done)
         if failure is not None:
             raise failure
@@ -184,8 +206,7 @@ class CliClient:
         configuration is not available" while nodes are drained or down), SlurmUnavailable without an answer.
         """
         argv = commands.test_only_argv(request)
-        user, home = self._identity(request.identity.uid if request.identity else None)
-        done = self._call(argv, commands.submitting_environment(self._parent, {}, user=user, home=home))
+        done = self._call_sbatch(argv, request, request.environment if request.is_own_environment else {})
         failure = failures.submit_failure(argv, done)
         if failure is not None:
             raise failure
@@ -194,6 +215,35 @@ class CliClient:
     def cancel(self, job_id: int) -> None:
         """End a job at once (see `slurm.commands.scancel_argv` for what its processes get)."""
         self._change(commands.scancel_argv(job_id))
+
+    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+        """Put a token on a job and keep Slurm from requeueing it, as its owner."""
+        argv = commands.claim_argv(job_id, token)
+        done = self._call(argv, commands.reading_environment(self._parent), identity=identity)
+        failure = failures.change_failure(argv, done)
+        if failure is not None:
+            raise failure
+
+    def describe_job(self, job_id: int) -> JobDescription:
+        """All that the controller says of one job; SlurmRefused when it does not know it (any more)."""
+        argv = commands.show_job_argv(job_id)
+        done = self._read_job(argv)
+        description = parse_job_description(done.stdout)
+        if isinstance(description, Unreadable):
+            raise failures.unreadable(argv, done, description.why)
+        if description.job_id != job_id and not (description.is_array or description.is_het):
+            raise failures.unreadable(argv, done, f"it is about job {description.job_id}")
+        return description
+
+    def fetch_script(self, job_id: int) -> str:
+        """The batch script of a job; SlurmUnreadable when it is not UTF-8, for it could not be given back unchanged."""
+        argv = commands.write_script_argv(job_id)
+        done = self._read_job(argv)
+        if not done.stdout:
+            raise failures.refused(argv, done, "gave no script")  # with exit 0 (22.05)
+        if "\ufffd" in done.stdout:
+            raise failures.unreadable(argv, done, "the script is not UTF-8")
+        return done.stdout
 
     def drain(self, node: str, reason: str) -> None:
         """Set DRAIN; SlurmRefused for a reason that Slurm would not keep unchanged (`render_reason` makes one)."""
@@ -223,15 +273,42 @@ class CliClient:
     def _ask(self, argv: commands.Argv) -> Completed:
         return self._call(argv, commands.reading_environment(self._parent))
 
+    def _read_job(self, argv: commands.Argv) -> Completed:
+        """A question about one job: that Slurm does not know it is an answer."""
+        done = self._call(argv, commands.reading_environment(self._parent))
+        if failures.is_job_gone(done):
+            raise failures.refused(argv, done, "was refused")
+        failure = failures.read_failure(argv, done)
+        if failure is not None:
+            raise failure
+        return done
+
+    def _call_sbatch(self, argv: commands.Argv, request: SubmitRequest, environment: Mapping[str, str]) -> Completed:
+        if request.is_own_environment:
+            env = commands.own_environment(self._parent, environment)
+        else:
+            user, home = self._identity(request.identity.uid if request.identity else None)
+            env = commands.submitting_environment(self._parent, environment, user=user, home=home)
+        return self._call(argv, env, identity=request.identity, directory=request.submit_dir)
+
     def _change(self, argv: commands.Argv) -> None:
         done = self._call(argv, commands.reading_environment(self._parent))
         failure = failures.change_failure(argv, done)
         if failure is not None:
             raise failure
 
-    def _call(self, argv: commands.Argv, env: Mapping[str, str]) -> Completed:
+    def _call(
+        self,
+        argv: commands.Argv,
+        env: Mapping[str, str],
+        *,
+        identity: Identity | None = None,
+        directory: Path | None = None,
+    ) -> Completed:
         try:
-            return self._run(argv, self._timeout_s, env)
+            if identity is None and directory is None:
+                return self._run(argv, self._timeout_s, env)
+            return self._run_as(argv, self._timeout_s, env, identity=identity, directory=directory)
         except OSError as error:
             raise failures.not_started(argv, error) from error
 

@@ -65,8 +65,9 @@ MAX_REASON_CHARS = 200  # slurmdbd keeps a reason in a tinytext (255 bytes)
 _KEPT_VARIABLES = ("PATH", "HOME", "SLURM_CONF", "TZ")
 _TOKEN = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The last four make libc load code or data of the caller's choice; sbatch may run as root for another user.
-_STEERS_SBATCH = ("SBATCH_", "SLURM_", "PMI_", "PMIX_", "LD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH")
+_OF_ANOTHER_JOB = ("SBATCH_", "SLURM_", "PMI_", "PMIX_")
+# The last four make libc load code or data of the caller's choice; a run file's variables are not a person's own.
+_STEERS_SBATCH = (*_OF_ANOTHER_JOB, "LD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH")
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -169,40 +170,46 @@ def sbatch_argv(request: SubmitRequest) -> Argv:
     """The submission of one attempt.
 
     The caller's options stand first, so ours, of which the last one counts, can't be switched off by them: no requeue
-    by Slurm, one live job per name and user, the log never truncated, the token in `--comment`.
+    by Slurm, one live job per name and user, the log never truncated, the token in `--comment`. sbatch reads no option
+    behind the script, so an argument may look like one.
 
-    `--export=ALL` on purpose, with an sbatch whose own environment is built by `submitting_environment`: a list of
-    names would make Slurm load the user's login environment on the node (SLURM_GET_USER_ENV, seen on 22.05) and would
-    leave srun inside the job with that list only, without PATH (SLURM_EXPORT_ENV); NONE and NIL do the like.
+    `--export=ALL` for our own launcher on purpose, with an sbatch whose environment is built by
+    `submitting_environment`: a list of names would make Slurm load the user's login environment on the node
+    (SLURM_GET_USER_ENV, seen on 22.05) and would leave srun inside the job with that list only, without PATH
+    (SLURM_EXPORT_ENV); NONE and NIL do the like. For a person's script it is what `slurm.sbatch_line.merge_export`
+    makes of theirs.
 
     Raises:
         SlurmRefused: a token, node name or number that can't stand on a command line.
     """
-    _check_request(request)
-    return (
-        "sbatch",
-        *request.options,
-        *_chosen_options(request),
-        "--parsable",
-        "--no-requeue",
-        "--dependency=singleton",
-        "--open-mode=append",
-        "--export=ALL",
-        f"--job-name={request.job_name}",
-        f"--comment={request.token}",
-        *([f"--nodes={request.nodes}"] if request.nodes is not None else []),
-        *([f"--output={escape_pattern(request.output)}"] if request.output is not None else []),
-        str(request.script),
-    )
+    return ("sbatch", *_sbatch_options(request), str(request.script), *request.arguments)
 
 
 def test_only_argv(request: SubmitRequest) -> Argv:
     """The question whether Slurm would take a submission like this one; nothing is submitted.
 
-    The script is not there yet: a wrapped command stands for it. Slurm uses up a job id (seen on 22.05).
+    The script of our launcher is not there yet: a wrapped command stands for it. A person's script is, and its own
+    options count. Slurm uses up a job id (seen on 22.05).
     """
-    sbatch, *options, _script = sbatch_argv(request)
-    return (sbatch, "--test-only", *options, "--wrap=exit")
+    options = ("sbatch", "--test-only", *_sbatch_options(request))
+    return (*options, str(request.script)) if request.is_own_environment else (*options, "--wrap=exit")
+
+
+def _sbatch_options(request: SubmitRequest) -> Argv:
+    _check_request(request)
+    return (
+        *request.options,
+        *_chosen_options(request),
+        "--parsable",
+        "--no-requeue",
+        *([f"--dependency={request.dependency}"] if request.dependency else []),
+        "--open-mode=append",
+        f"--export={request.export}",
+        f"--job-name={request.job_name}",
+        f"--comment={request.token}",
+        *([f"--nodes={request.nodes}"] if request.nodes is not None else []),
+        *([f"--output={escape_pattern(request.output)}"] if request.output is not None else []),
+    )
 
 
 def escape_pattern(path: Path) -> str:
@@ -219,15 +226,17 @@ def _chosen_options(request: SubmitRequest) -> list[str]:
         "--time": request.time_limit,
         "--gpus-per-node": request.gpus_per_node,
         "--exclude": fold_nodes(request.exclude) if request.exclude else None,
-        "--uid": request.identity.uid if request.identity else None,
-        "--gid": request.identity.gid if request.identity else None,
     }
     return [f"{option}={value}" for option, value in chosen.items() if value is not None]
 
 
+def _check_token(token: str) -> None:
+    if not _TOKEN.fullmatch(token):
+        raise SlurmRefused(f"token {token!r}: letters, digits and . _ : / @ + - only, at most 200")
+
+
 def _check_request(request: SubmitRequest) -> None:
-    if not _TOKEN.fullmatch(request.token):
-        raise SlurmRefused(f"token {request.token!r}: letters, digits and . _ : / @ + - only, at most 200")
+    _check_token(request.token)
     if request.nodes is not None and request.nodes < 1:
         raise SlurmRefused(f"{request.nodes} nodes asked for")
     if not request.script.is_absolute():
@@ -235,6 +244,9 @@ def _check_request(request: SubmitRequest) -> None:
     for node in request.exclude:
         if not is_node_name(node):
             raise SlurmRefused(f"{node!r} in the nodes to exclude is not a node name")
+    for word in (*request.options, *request.arguments, request.dependency, request.export, request.job_name):
+        if "\0" in word:
+            raise SlurmRefused(f"{word!r} has a NUL in it: it can't stand on a command line")
 
 
 def scancel_argv(job_id: int) -> Argv:
@@ -246,6 +258,28 @@ def scancel_argv(job_id: int) -> Argv:
     `--batch` and `--full` only deliver signals; they would leave the job running.
     """
     return ("scancel", str(job_id))
+
+
+def claim_argv(job_id: int, token: str) -> Argv:
+    """Put a token on a job that is already there, and keep Slurm from requeueing it.
+
+    Its owner may do both. The whole comment is replaced: the caller has looked whether there was one.
+
+    Raises:
+        SlurmRefused: a token that can't stand in a comment.
+    """
+    _check_token(token)
+    return ("scontrol", "update", f"JobId={job_id}", f"Comment={token}", "Requeue=0")
+
+
+def show_job_argv(job_id: int) -> Argv:
+    """All that the controller says of one job."""
+    return ("scontrol", "-o", "show", "job", str(job_id))
+
+
+def write_script_argv(job_id: int) -> Argv:
+    """The batch script of a job that the controller still has, to standard output; owner and administrators only."""
+    return ("scontrol", "write", "batch_script", str(job_id), "-")
 
 
 def drain_argv(node: str, reason: str) -> Argv:
@@ -321,6 +355,23 @@ def submitting_environment(
     # LANG, not LC_ALL: the job's programs keep UTF-8 and may still choose.
     base = {**_kept(parent), "HOME": home, "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
     return {**base, **wanted}
+
+
+def own_environment(parent: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Environment of an sbatch that runs as a person, with the environment of their first submission.
+
+    All of it, shell functions and LD_* included, since sbatch has that person's rights; but no SLURM_*, SBATCH_* or
+    PMI*: those that were meant for sbatch are options by now, and the rest belongs to the job that the person may have
+    been in. SLURM_CONF is the service's. Nothing else of the service is in it.
+
+    Raises:
+        SlurmRefused: a variable that no process can have.
+    """
+    for name, value in wanted.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise SlurmRefused(f"environment: {name!r} can't be exported")
+    kept = {name: value for name, value in wanted.items() if not name.startswith(_OF_ANOTHER_JOB)}
+    return {**kept, **{name: parent[name] for name in ("SLURM_CONF",) if name in parent}}
 
 
 def _kept(parent: Mapping[str, str]) -> dict[str, str]:

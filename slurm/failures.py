@@ -181,6 +181,21 @@ def is_no_accounting(error: SlurmError) -> bool:
     return bool(_NO_ACCOUNTING.search(error.stderr))
 
 
+def is_job_gone(done: Completed) -> bool:
+    """True when a tool says that the controller does not know the job, or does not show it to this account.
+
+    `scontrol write batch_script` ends with 0 then (22.05).
+    """
+    return done.returncode is not None and bool(_JOB_IS_GONE.search(done.stderr) or _NO_RIGHTS.search(done.stderr))
+
+
+def refused(argv: Argv, done: Completed, what: str) -> SlurmRefused:
+    """Slurm's "no", with its words."""
+    error = _error(SlurmRefused, argv, done, what)
+    assert isinstance(error, SlurmRefused)
+    return error
+
+
 def not_started(argv: Argv, error: OSError) -> SlurmUnavailable:
     """The tool itself could not be started, so nothing was asked."""
     return SlurmUnavailable(f"{argv[0]} could not be started: {error}", argv=argv)

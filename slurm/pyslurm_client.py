@@ -32,6 +32,8 @@ from slurm.states import parse_job_state, parse_node_state
 from slurm.types import (
     ENDED_STATES,
     ClusterFacts,
+    Identity,
+    JobDescription,
     JobFlag,
     JobListing,
     JobRecord,
@@ -174,6 +176,15 @@ class PyslurmClient:
 
     def cancel(self, job_id: int) -> None:
         self._cli.cancel(job_id)
+
+    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+        self._cli.claim(job_id, token, identity)
+
+    def describe_job(self, job_id: int) -> JobDescription:
+        return self._cli.describe_job(job_id)
+
+    def fetch_script(self, job_id: int) -> str:
+        return self._cli.fetch_script(job_id)
 
     def drain(self, node: str, reason: str) -> None:
         self._cli.drain(node, reason)

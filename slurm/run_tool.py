@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Protocol
 
@@ -33,7 +33,14 @@ class Run(Protocol):
     def __call__(self, argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str]) -> Completed: ...
 
 
-def run_tool(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str], *, path: str | None = None) -> Completed:
+def run_tool(
+    argv: tuple[str, ...],
+    timeout_s: float,
+    env: Mapping[str, str],
+    *,
+    path: str | None = None,
+    stdin: bytes = b"",
+) -> Completed:
     """Run a tool and read at most `MAX_OUTPUT_BYTES`; past `timeout_s` kill it with all its children.
 
     The tool is looked up on `path` (None: this process's PATH), not on the PATH in `env`: a job's PATH must not choose
@@ -46,15 +53,18 @@ def run_tool(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str], *,
     if executable is None:
         raise FileNotFoundError(f"{argv[0]} is not on PATH")
     deadline = time.monotonic() + timeout_s
-    with subprocess.Popen(
-        argv,
-        executable=executable,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
+    with (
+        _opened(stdin) as given,
+        subprocess.Popen(
+            argv,
+            executable=executable,
+            env=dict(env),
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process,
+    ):
         assert process.stdout is not None
         assert process.stderr is not None
         try:
@@ -68,6 +78,20 @@ def run_tool(argv: tuple[str, ...], timeout_s: float, env: Mapping[str, str], *,
         stderr=output.text(1),
         is_truncated=output.is_truncated,
     )
+
+
+@contextlib.contextmanager
+def _opened(stdin: bytes) -> Iterator[int]:
+    """A file descriptor to read `stdin` from: memory, because a pipe holds no more than 64 KiB."""
+    descriptor = os.memfd_create("stdin") if stdin else os.open(os.devnull, os.O_RDONLY)
+    try:
+        if stdin:
+            with os.fdopen(descriptor, "wb", closefd=False) as stream:
+                stream.write(stdin)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class _Output:

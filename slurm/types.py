@@ -47,6 +47,10 @@ class JobFlag(StrEnum):
     SIGNALING = "SIGNALING"
     REVOKED = "REVOKED"
     EXPEDITING = "EXPEDITING"
+    LAUNCH_FAILED = "LAUNCH_FAILED"  # this and what follows is never shown alone, only in JSON
+    RECONFIG_FAIL = "RECONFIG_FAIL"
+    POWER_UP_NODE = "POWER_UP_NODE"
+    GETENV_FAILED = "GETENV_FAILED"
 
 
 ENDED_STATES = frozenset(
@@ -163,6 +167,13 @@ class NodeRecord:
     version: str = ""
 
     @property
+    def gpus(self) -> int:
+        """How many GPUs Slurm knows of, of all types together."""
+        from slurm.values import count_gres
+
+        return count_gres(self.gres, "gpu")
+
+    @property
     def is_drain_set(self) -> bool:
         """True when DRAIN or FAIL is set, whoever set it."""
         return bool(self.flags & {"DRAIN", "FAIL"})
@@ -241,6 +252,51 @@ class Submitted:
 
     job_id: int
     warnings: str = ""  # sbatch's stderr, kept for the event log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """What the controller says of one job that is to be adopted. Empty: not set. Texts are as Slurm prints them."""
+
+    job_id: int
+    name: str
+    user: str
+    uid: int
+    state: JobState | None
+    raw_state: str
+    flags: frozenset[JobFlag] = frozenset()
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    time_limit: str = ""  # as --time takes it; UNLIMITED, Partition_Limit
+    nodes: int = 1  # the least, of a range
+    node_list: str = ""  # host list of a job that runs
+    batch_host: str = ""
+    ntasks: int | None = None
+    cpus_per_task: str = ""
+    memory_per_node: str = ""  # "0": all of it, or not said
+    features: str = ""  # --constraint
+    exclude: str = ""  # host list
+    node_list_asked: str = ""  # --nodelist
+    tres_per_node: str = ""  # e.g. "gres/gpu:8"
+    gpus_per_node: int | None = None
+    work_dir: str = ""
+    command: str = ""  # the script and its arguments, with a blank between them; empty: from standard input or --wrap
+    submit_line: str = ""  # sbatch's whole line; newer releases only
+    stdout: str = ""
+    stderr: str = ""
+    comment: str = ""
+    is_requeue: bool = False  # Slurm may requeue it
+    is_batch: bool = True  # False: of salloc or srun, without a script
+    is_array: bool = False
+    is_het: bool = False
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The script's arguments, as far as Slurm tells: one with blanks in it comes apart."""
+        return tuple(self.command.split(" ")[1:]) if self.command else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

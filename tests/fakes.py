@@ -13,11 +13,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
-from slurm.commands import drain_argv, sbatch_argv, undrain_argv
+from slurm.commands import claim_argv, drain_argv, sbatch_argv, undrain_argv
 from slurm.errors import SlurmRefused, SlurmUnavailable, SubmitUnconfirmed
 from slurm.types import (
     ClusterFacts,
+    Identity,
+    JobDescription,
     JobFlag,
     JobListing,
     JobRecord,
@@ -68,6 +71,9 @@ VERBS = (
     "find_by_token",
     "submit",
     "cancel",
+    "claim",
+    "describe_job",
+    "fetch_script",
     "drain",
     "undrain",
 )
@@ -80,6 +86,8 @@ class _Job:
     eligible_at: datetime
     completing: set[str] = field(default_factory=set)  # nodes that have not cleaned up yet
     allocated: tuple[str, ...] = ()
+    uid: int = 0
+    is_requeue: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -161,7 +169,16 @@ class FakeSlurm:
     def jobs(self, token: str | None = None) -> tuple[JobRecord, ...]:
         """The truth: every job ever accepted (with this token), forgotten ones too."""
         self._settle()
-        return tuple(job.record for job in self._jobs.values() if token is None or job.request.token == token)
+        return tuple(job.record for job in self._jobs.values() if token is None or job.record.comment == token)
+
+    def add_job(self, request: SubmitRequest, *, user: str, uid: int = 0, is_requeue: bool = True) -> int:
+        """Someone submits a job of their own, by hand; its comment is the request's token (which may be empty)."""
+        self._settle()
+        job_id = self._accept(request)
+        job = self._jobs[job_id]
+        job.record, job.uid, job.is_requeue = replace(job.record, user=user), uid, is_requeue
+        self._settle()
+        return job_id
 
     def job(self, job_id: int) -> JobRecord:
         """The truth about one job."""
@@ -262,6 +279,23 @@ class FakeSlurm:
             if is_done and job is not None and not job.is_over:
                 self._end(job, JobState.CANCELLED, 0, 15 if job.record.start_at else 0)
 
+    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+        claim_argv(job_id, token)
+        with self._change("claim") as is_done:
+            job = self._find(job_id)
+            if identity is not None and identity.uid not in (0, job.uid):
+                raise SlurmRefused("Invalid user id")
+            if is_done:
+                job.record, job.is_requeue = replace(job.record, comment=token), False
+
+    def describe_job(self, job_id: int) -> JobDescription:
+        self._call("describe_job")
+        return self._describe(self._find(job_id))
+
+    def fetch_script(self, job_id: int) -> str:
+        self._call("fetch_script")
+        return self._find(job_id).request.script.read_text()
+
     def drain(self, node: str, reason: str) -> None:
         drain_argv(node, reason)
         with self._change("drain") as is_done:
@@ -330,6 +364,39 @@ class FakeSlurm:
         if (job.request.nodes or 1) > len(self._nodes):
             return "PartitionNodeLimit"
         return "Dependency" if self._is_held_by_singleton(job) else "Resources"
+
+    def _find(self, job_id: int) -> _Job:
+        job = self._jobs.get(job_id)
+        if job is None or job.record.job_id not in {record.job_id for record in self._remembered()}:
+            raise SlurmRefused("Invalid job id specified")
+        return job
+
+    def _describe(self, job: _Job) -> JobDescription:
+        record, request = job.record, job.request
+        output = str(request.output or Path(request.chdir or "/") / f"slurm-{record.job_id}.out")
+        return JobDescription(
+            job_id=record.job_id,
+            name=record.name,
+            user=record.user,
+            uid=job.uid,
+            state=record.state,
+            raw_state=record.raw_state,
+            partition=record.partition,
+            account=request.account or "",
+            qos=request.qos or "",
+            time_limit=request.time_limit or "UNLIMITED",
+            nodes=request.nodes or 1,
+            node_list=",".join(record.nodes),
+            batch_host=record.nodes[0] if record.nodes else "",
+            exclude=",".join(request.exclude),
+            gpus_per_node=request.gpus_per_node,
+            work_dir=str(request.chdir or request.submit_dir or "/"),
+            command=" ".join([str(request.script), *request.arguments]),
+            stdout=output,
+            stderr=output,
+            comment=record.comment,
+            is_requeue=job.is_requeue,
+        )
 
     def _accounted(self, since: datetime) -> tuple[JobRecord, ...]:
         return tuple(
@@ -447,6 +514,8 @@ class FakeSlurm:
         ]
 
     def _is_held_by_singleton(self, job: _Job) -> bool:
+        if "singleton" not in job.request.dependency:
+            return False
         # A job that is COMPLETING holds nobody back, though its processes may live on a node that is cut off.
         return any(
             other.record.job_id < job.record.job_id

@@ -8,6 +8,8 @@ from typing import Any
 
 from slurm.types import (
     ClusterFacts,
+    Identity,
+    JobDescription,
     JobListing,
     JobRecord,
     NodeListing,
@@ -91,6 +93,15 @@ class MortalClient:
 
     def cancel(self, job_id: int) -> None:
         self._act("cancel", job_id)
+
+    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+        self._act("claim", job_id, token, identity)
+
+    def describe_job(self, job_id: int) -> JobDescription:
+        return self._slurm.describe_job(job_id)
+
+    def fetch_script(self, job_id: int) -> str:
+        return self._slurm.fetch_script(job_id)
 
     def drain(self, node: str, reason: str) -> None:
         self._act("drain", node, reason)

@@ -79,6 +79,9 @@ def test_in_an_outage_every_verb_is_unavailable_and_jobs_go_on() -> None:
         "find_by_token": lambda: fake.find_by_token("a", since=fake.clock.now()),
         "submit": lambda: fake.submit(request("b")),
         "cancel": lambda: fake.cancel(job_id),
+        "claim": lambda: fake.claim(job_id, "x"),
+        "describe_job": lambda: fake.describe_job(job_id),
+        "fetch_script": lambda: fake.fetch_script(job_id),
         "drain": lambda: fake.drain("n1", "x"),
         "undrain": lambda: fake.undrain("n1"),
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm import commands
 from slurm.client import CliClient
 from slurm.commands import FIELD_SEPARATOR, SACCT_FIELDS, SQUEUE_FIELDS
 from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable, SubmitUnconfirmed
@@ -209,6 +210,7 @@ def test_a_database_that_gives_no_reason_is_unavailable_too(returncode: int) -> 
 
 
 def test_an_old_record_under_a_job_id_that_came_round_again_is_left_out() -> None:
+    """SB-11."""
     old = {**ENDED, "Submit": "2017-10-03T17:39:29"}
     jobs = client(sacct=sacct(old, ENDED)).fetch_ended_jobs(since=SINCE).jobs
     assert [job.submit_at for job in jobs] == [datetime(2026, 3, 2, 8, 0, 1, tzinfo=UTC)]
@@ -272,13 +274,27 @@ def submission_failed(text: str) -> Completed:
 
 
 def test_an_accepted_job_keeps_what_submit_filters_said_as_a_warning() -> None:
+    """SB-03."""
     said = 'sbatch: no partition specified, using default gpu\nsbatch: error: "SBATCH_EXCLUSIVE=true" -- invalid value'
     submitted = client(sbatch=Completed(returncode=0, stdout="7787232\n", stderr=said)).submit(REQUEST)
     assert (submitted.job_id, submitted.warnings) == (7787232, said)
 
 
-@pytest.mark.parametrize("stdout", ["", "hello\n", "1\n2\n"])
+BANNER = "   Welcome to the Apollo3 machine\n--> Verifying quota is at 0.00%...OK\n"
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [f"{BANNER}519605", f"{BANNER}519605;apollo\n", f"{BANNER}Submitted batch job 519605\n", "519605;c\nbye 7\n"],
+)
+def test_a_sites_banner_is_not_taken_for_a_job_id(stdout: str) -> None:
+    """SB-02."""
+    assert client(sbatch=Completed(returncode=0, stdout=stdout)).submit(REQUEST).job_id == 519605
+
+
+@pytest.mark.parametrize("stdout", ["", "hello\n", "1\n2\n", f"{BANNER}", "3;a\nSubmitted batch job 4\n"])
 def test_an_answer_without_one_job_id_is_unconfirmed(stdout: str) -> None:
+    """SB-02."""
     with pytest.raises(SubmitUnconfirmed):
         client(sbatch=Completed(returncode=0, stdout=stdout)).submit(REQUEST)
 
@@ -310,6 +326,7 @@ def test_an_answer_without_one_job_id_is_unconfirmed(stdout: str) -> None:
     ],
 )
 def test_a_submission_whose_answer_was_lost_is_unconfirmed(done: Completed) -> None:
+    """SB-05, SB-06 (killed), SB-10."""
     with pytest.raises(SubmitUnconfirmed):
         client(sbatch=done).submit(REQUEST)
 
@@ -327,6 +344,7 @@ def test_a_submission_whose_answer_was_lost_is_unconfirmed(done: Completed) -> N
     ],
 )
 def test_a_submission_that_certainly_was_not_accepted_is_unavailable_and_not_unconfirmed(done: Completed) -> None:
+    """SB-10."""
     with pytest.raises(SlurmUnavailable) as caught:
         client(sbatch=done).submit(REQUEST)
     assert not isinstance(caught.value, SubmitUnconfirmed)
@@ -381,6 +399,7 @@ def test_a_submission_that_certainly_was_not_accepted_is_unavailable_and_not_unc
 def test_a_submission_that_slurm_will_never_take_is_refused_with_its_reason_said_once(
     done: Completed, reason: str
 ) -> None:
+    """SB-10."""
     with pytest.raises(SlurmRefused) as caught:
         client(sbatch=done).submit(REQUEST)
     assert str(caught.value) == reason
@@ -393,6 +412,7 @@ def test_a_missing_sbatch_is_unavailable_and_not_unconfirmed() -> None:
 
 
 def test_a_submission_is_tried_once_and_the_next_try_is_the_same() -> None:
+    """SB-07."""
     tools = ScriptedTools(sbatch=submission_failed("Socket timed out on send/recv operation"))
     subject = CliClient(run=tools, parent={"PATH": "/usr/bin"})
     for _ in range(2):
@@ -402,10 +422,91 @@ def test_a_submission_is_tried_once_and_the_next_try_is_the_same() -> None:
     assert tools.calls[0] == tools.calls[1]
 
 
-def test_the_job_of_another_user_gets_that_users_home() -> None:
-    tools = ScriptedTools(sbatch=Completed(returncode=0, stdout="1\n"))
-    CliClient(run=tools, parent={"PATH": "/usr/bin", "HOME": "/home/me"}).submit(replace(REQUEST, identity=Identity(uid=0, gid=0)))
-    assert (tools.environments[0]["HOME"], tools.environments[0]["USER"]) == ("/root", "root")
+class ToolsAs:
+    """Answers for tools that are run as another account, and keeps who that was."""
+
+    def __init__(self, answer: Completed) -> None:
+        self.answer = answer
+        self.calls: list[tuple[tuple[str, ...], Identity | None, Path | None]] = []
+        self.environments: list[Mapping[str, str]] = []
+
+    def __call__(
+        self,
+        argv: tuple[str, ...],
+        timeout_s: float,
+        env: Mapping[str, str],
+        *,
+        identity: Identity | None,
+        directory: Path | None,
+    ) -> Completed:
+        self.calls.append((argv, identity, directory))
+        self.environments.append(env)
+        return self.answer
+
+
+ACCEPTED = Completed(returncode=0, stdout="1\n")
+ADA = Identity(uid=0, gid=0)
+
+
+def test_the_job_of_another_user_is_submitted_as_that_user_with_that_users_home() -> None:
+    tools, tools_as = ScriptedTools(), ToolsAs(ACCEPTED)
+    subject = CliClient(run=tools, run_as=tools_as, parent={"PATH": "/usr/bin", "HOME": "/home/me"})
+    subject.submit(replace(REQUEST, identity=ADA))
+    assert tools.calls == []
+    assert tools_as.calls == [(commands.sbatch_argv(REQUEST), ADA, None)]
+    assert (tools_as.environments[0]["HOME"], tools_as.environments[0]["USER"]) == ("/root", "root")
+
+
+def test_sbatch_is_run_where_the_person_ran_it_and_with_their_environment() -> None:
+    tools_as = ToolsAs(ACCEPTED)
+    subject = CliClient(run=ScriptedTools(), run_as=tools_as, parent={"PATH": "/usr/bin", "SECRET": "x"})
+    here, theirs = Path("/home/ada"), {"PATH": "/home/ada/bin", "SLURM_JOB_ID": "7"}
+    subject.submit(replace(REQUEST, submit_dir=here, environment=theirs, is_own_environment=True))
+    assert [(identity, directory) for _, identity, directory in tools_as.calls] == [(None, here)]
+    assert tools_as.environments == [{"PATH": "/home/ada/bin"}]
+
+
+def test_a_job_is_claimed_as_its_owner() -> None:
+    tools_as = ToolsAs(OK)
+    CliClient(run=ScriptedTools(), run_as=tools_as).claim(7, TOKEN, ADA)
+    assert [identity for _, identity, _ in tools_as.calls] == [ADA]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "error"),
+    [
+        ("Invalid job id specified for job 7\n", SlurmRefused),
+        ("Invalid user id for job 7\n", SlurmRefused),
+        ("slurm_update error: Unable to contact slurm controller (connect failure)\n", SlurmUnavailable),
+    ],
+)
+def test_a_claim_that_slurm_does_not_take_says_why(stderr: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        client(scontrol=Completed(returncode=1, stderr=stderr)).claim(7, TOKEN)
+
+
+def test_a_job_that_slurm_does_not_know_is_refused_and_not_unavailable() -> None:
+    unknown = Completed(returncode=1, stderr="slurm_load_jobs error: Invalid job id specified\n")
+    with pytest.raises(SlurmRefused):
+        client(scontrol=unknown).describe_job(7)
+    with pytest.raises(SlurmUnavailable):
+        client(scontrol=CONNECT_FAILURE).describe_job(7)
+
+
+@pytest.mark.parametrize(
+    ("done", "error"),
+    [
+        # scontrol ends with 0 here (22.05)
+        (Completed(returncode=0, stderr="job script retrieval failed: Invalid job id specified\n"), SlurmRefused),
+        (Completed(returncode=0, stderr="job script retrieval failed: Access/permission denied\n"), SlurmRefused),
+        (OK, SlurmRefused),
+        (Completed(returncode=0, stdout="#!/bin/sh\necho \ufffd\n"), SlurmUnreadable),
+        (TIMED_OUT, SlurmUnavailable),
+    ],
+)
+def test_a_script_that_cannot_be_had_unchanged_is_an_error(done: Completed, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        client(scontrol=done).fetch_script(7)
 
 
 def test_a_uid_that_the_host_does_not_know_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ def value_of(argv: tuple[str, ...], option: str) -> str:
 
 
 def test_a_submission_is_built_the_same_each_time() -> None:
+    """SB-07."""
     assert commands.sbatch_argv(REQUEST) == commands.sbatch_argv(REQUEST)
     assert commands.sbatch_argv(REQUEST).count(str(REQUEST.script)) == 1
 
@@ -70,10 +72,62 @@ def test_only_what_was_chosen_is_added() -> None:
         "--gpus-per-node=8",
         "--chdir=/runs/a",
         "--exclude=gpu[01-03]",
-        "--uid=1001",
-        "--gid=1002",
         "--mem=0",
     }
+
+
+def test_sbatch_is_never_asked_to_change_the_account() -> None:
+    argv = commands.sbatch_argv(replace(REQUEST, identity=Identity(uid=1001, gid=1002)))
+    assert not [word for word in argv if word.startswith(("--uid", "--gid"))]
+
+
+def test_a_persons_script_keeps_its_options_and_arguments_under_the_overriding_ones() -> None:
+    mine = replace(
+        REQUEST,
+        nodes=None,
+        output=None,
+        options=("--nodes=2-4", "--output=out.%j"),
+        dependency="afterok:5,singleton",
+        export="A,SUPERVISOR_RUN",
+        arguments=("--hold", "two words", "-N9", ""),
+    )
+    assert commands.sbatch_argv(mine) == (
+        "sbatch",
+        "--nodes=2-4",
+        "--output=out.%j",
+        "--parsable",
+        "--no-requeue",
+        "--dependency=afterok:5,singleton",
+        "--open-mode=append",
+        "--export=A,SUPERVISOR_RUN",
+        "--job-name=sup-a",
+        "--comment=sup:a:7",
+        "/runs/a/attempts/7/batch.sh",
+        "--hold",
+        "two words",
+        "-N9",
+        "",
+    )
+
+
+def test_slurm_is_asked_about_a_persons_script_itself_and_about_ours_before_it_is_there() -> None:
+    ours = commands.test_only_argv(REQUEST)
+    theirs = commands.test_only_argv(replace(REQUEST, is_own_environment=True))
+    assert (ours[:2], ours[-1]) == (("sbatch", "--test-only"), "--wrap=exit")
+    assert (theirs[:2], theirs[-1]) == (("sbatch", "--test-only"), str(REQUEST.script))
+
+
+@pytest.mark.parametrize("wrong", [{"arguments": ("a\0b",)}, {"options": ("--mem=\0",)}, {"export": "\0"}])
+def test_what_no_command_line_can_hold_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SlurmRefused, match="NUL"):
+        commands.sbatch_argv(replace(REQUEST, **wrong))
+
+
+def test_a_claim_names_the_token_and_forbids_requeueing() -> None:
+    argv = commands.claim_argv(7, "sup:a:1")
+    assert argv == ("scontrol", "update", "JobId=7", "Comment=sup:a:1", "Requeue=0")
+    with pytest.raises(SlurmRefused):
+        commands.claim_argv(7, "a Requeue=1")
 
 
 def test_a_users_options_cannot_switch_ours_off() -> None:
@@ -188,6 +242,7 @@ def test_nothing_of_the_daemons_environment_changes_what_the_tools_print() -> No
 
 
 def test_the_job_gets_a_sane_minimum_and_what_was_asked_for() -> None:
+    """SB-08."""
     env = commands.submitting_environment(DAEMON, {"SUPERVISOR_RUN": "a,b=c"}, user="ada", home="/home/ada")
     assert env == {
         "PATH": "/opt/slurm/bin:/usr/bin",
@@ -207,6 +262,35 @@ def test_the_job_gets_a_sane_minimum_and_what_was_asked_for() -> None:
 def test_a_variable_that_would_steer_sbatch_itself_is_refused(name: str) -> None:
     with pytest.raises(SlurmRefused):
         commands.submitting_environment(DAEMON, {name: "x"}, user="ada", home="/home/ada")
+
+
+def test_a_person_gets_their_own_environment_without_the_job_that_they_were_in() -> None:
+    """SB-08."""
+    theirs = {
+        "PATH": "/home/ada/bin:/usr/bin",
+        "HOME": "/home/ada",
+        "LD_LIBRARY_PATH": "/opt/cuda/lib64",
+        "WANDB_API_KEY": "secret",
+        "BASH_FUNC_module%%": "() {  eval `modulecmd bash $*`\n}",
+        "SUPERVISOR_RUN": "a",
+    }
+    of_their_job = {
+        "SLURM_CONF": "/home/ada/slurm.conf",
+        "SLURM_CPU_BIND": "quiet,mask_cpu:0xF",
+        "SLURM_JOB_ID": "12",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SBATCH_MEM_PER_NODE": "100M",
+        "PMIX_RANK": "0",
+        "PMI_RANK": "0",
+    }
+    env = commands.own_environment(DAEMON, {**theirs, **of_their_job})
+    assert env == {**theirs, "SLURM_CONF": "/opt/slurm/slurm.conf"}
+
+
+@pytest.mark.parametrize("wrong", [{"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A\0": "x"}])
+def test_a_variable_that_no_process_can_have_is_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(SlurmRefused):
+        commands.own_environment(DAEMON, wrong)
 
 
 def test_a_path_to_the_tools_is_there_even_without_one_in_the_daemons_environment() -> None:

@@ -1,0 +1,112 @@
+"""Become another account, and then the tool: started by root as `python -I -S exec_as.py`, its order on standard input.
+
+`--uid` of sbatch would not do: sbatch, the site's submit filters and every file that options name would still act with
+root's rights on what a person wrote. Here groups, gid and uid are dropped first, the working directory is entered with
+the person's rights, and only then the tool is started, with the person's environment. That environment comes in the
+order, not as this process's own: its LD_PRELOAD must not be loaded while we are root.
+
+Standard library only, and nothing of this package: `-I -S` leaves both out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+FAILED_EXIT = 119  # none of Slurm's tools ends so
+MARK = "exec_as: "  # what its own errors begin with
+
+
+def render_order(
+    tool: str,
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    uid: int | None = None,
+    gid: int | None = None,
+    umask: int | None = None,
+    directory: str | None = None,
+) -> bytes:
+    """What this program reads: run the file `tool` as `argv`, with exactly `environment`. None: as it is."""
+    order = {
+        "tool": tool,
+        "argv": argv,
+        "environment": dict(environment),
+        "uid": uid,
+        "gid": gid,
+        "umask": umask,
+        "directory": directory,
+    }
+    return json.dumps(order).encode("ascii")  # what is not UTF-8 stands in it as lone surrogates
+
+
+def main() -> int:
+    """Never returns when all went well: this process is the tool then."""
+    try:
+        order = json.loads(sys.stdin.buffer.read())
+        _close_input()
+    except (ValueError, OSError) as error:
+        return _fail(f"the order can't be read: {error}")
+    if order["uid"] is not None:
+        try:
+            _become(order["uid"], order["gid"])
+        except (OSError, OverflowError) as error:
+            return _fail(f"can't run as uid {order['uid']}, gid {order['gid']}: {_words(error)}")
+    if order["umask"] is not None:
+        os.umask(order["umask"])
+    return _run(order)
+
+
+def _run(order: Mapping[str, Any]) -> int:
+    directory = order["directory"]
+    if directory is not None:
+        try:
+            os.chdir(directory)
+        except (OSError, ValueError) as error:
+            return _fail(f"{directory}: {_words(error)}")
+    try:
+        os.execve(order["tool"], order["argv"], order["environment"])  # noqa: S606 - that is what it is for
+    except (OSError, ValueError) as error:
+        return _fail(f"{order['tool']}: {_words(error)}")
+
+
+def _close_input() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _become(uid: int, gid: int) -> None:
+    """Groups first: without root's rights they could not be set any more."""
+    if os.geteuid() == 0:
+        os.setgroups(_groups_of(uid, gid))
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise PermissionError(f"the service is uid {os.geteuid()}, gid {os.getegid()}")
+
+
+def _groups_of(uid: int, gid: int) -> list[int]:
+    import pwd
+
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return [gid]
+    return os.getgrouplist(name, gid)
+
+
+def _words(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _fail(words: str) -> int:
+    sys.stderr.write(f"{MARK}{words}\n")
+    return FAILED_EXIT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
