@@ -43,7 +43,7 @@ def choose_gap_s(spent_s: float, silent_rounds: int = 0, jitter: float = 0.0) ->
     """
     if silent_rounds < 1:
         return max(_MIN_GAP_S, min(_ROUND_SHARE * spent_s, spent_s + _REST_MAX_S))
-    rest_s = min(_BACKOFF_MAX_S, _REST_MAX_S * 2 ** min(silent_rounds - 1, 10))
+    rest_s = min(_BACKOFF_MAX_S, _REST_MAX_S * float(2 ** min(silent_rounds - 1, 10)))
     return spent_s + rest_s * (1 + _JITTER * jitter)
 
 
