@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,64 @@ from supervisor.model import AttemptEnd
 from tests.e2e.stage import Stage
 
 pytestmark = [pytest.mark.slurm, pytest.mark.torch]
+
+# Somebody's script; nothing in it knows of supervision. The word after cluster= is its argument.
+SCRIPT = """
+import json, os, sys
+import submitit
+
+
+def add(a, b):
+    print("adding", a, "and", b, flush=True)
+    print("a word of warning", file=sys.stderr, flush=True)
+    return a + b
+
+
+def place(_):
+    environment = submitit.JobEnvironment()
+    print("I am task", environment.global_rank, "of", environment.num_tasks, flush=True)
+    return environment.global_rank, environment.num_tasks, environment.num_nodes, os.environ["TOKEN"]
+
+
+def fail(colour):
+    raise ValueError(f"no such colour: {colour}")
+
+
+def lines(text):
+    return [line for line in (text or "").splitlines() if line.startswith(("adding", "I am", "a word"))]
+
+
+def main(cluster, folder):
+    executor = submitit.AutoExecutor(folder=os.path.join(folder, "%j"), cluster=cluster)
+    executor.update_parameters(
+        name="my job", timeout_min=4, nodes=1, cpus_per_task=1, slurm_partition="main", slurm_signal_delay_s=60
+    )
+    one = executor.submit(add, 5, 7)
+    wrong = executor.submit(fail, "octarine")
+    many = executor.map_array(add, [1, 2, 3], [10, 20, 30])
+    command = executor.submit(submitit.helpers.CommandFunction(["echo", "hello"]))
+    executor.update_parameters(tasks_per_node=2)
+    pair = executor.submit(place, 0)
+    told = {
+        "one": [one.result(), lines(one.stdout()), lines(one.stderr())],
+        "many": [job.result() for job in many],
+        "many_out": [lines(job.paths.stdout.read_text()) for job in many],
+        "command": command.result(),
+        "pair": pair.results(),
+        "pair_out": [lines(pair.task(i).stdout()) for i in range(2)],
+        "done": [job.done() for job in [one, *many, command, pair]],
+    }
+    try:
+        wrong.result()
+    except Exception as error:
+        told["wrong"] = [type(error).__name__, [line for line in str(error).splitlines() if "octarine" in line]]
+    told["files"] = sorted(path.name.replace(one.job_id, "ID") for path in one.paths.folder.iterdir()
+                           if not path.name.startswith(f"{one.job_id}_submission"))
+    print(json.dumps(told))
+
+
+main(*sys.argv[1:])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +100,30 @@ def await_result(stage: Stage, job: submitit.Job[Any], limit_s: float = 60) -> A
     return job.result()
 
 
-def test_a_function_on_two_nodes_returns_the_result_of_each_process_and_its_log(
-    stage: Stage, executor: submitit.AutoExecutor
-) -> None:
-    executor.update_parameters(name="ranks", nodes=2, timeout_min=5)
+def test_a_script_of_a_submitit_user_does_the_same_with_one_word_changed(stage: Stage, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    told = {}
+    running = {
+        cluster: subprocess.Popen(
+            [sys.executable, str(script), cluster, str(stage.directory / cluster)],
+            env={**stage.env, "TOKEN": "it's mine"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for cluster in ("local", "supervised")
+    }
+    for cluster, process in running.items():
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err + stage.log_tail()
+        told[cluster] = json.loads(out.splitlines()[-1])
+    assert told["supervised"] == told["local"]
+    assert told["supervised"]["pair"] == [[0, 2, 1, "it's mine"], [1, 2, 1, "it's mine"]]
+    assert told["supervised"]["wrong"][0] == "FailedJobError"
 
-    def tell_rank(x: int) -> tuple[int, int, int, int]:
-        environment = submitit.JobEnvironment()
-        print("rank", environment.global_rank)
-        return environment.global_rank, environment.num_tasks, environment.num_nodes, x + 1
 
-    job = executor.submit(tell_rank, 41)
-    stage.wait("both results", job.done, 60)
-    assert job.results() == [(0, 2, 2, 42), (1, 2, 2, 42)]
-    assert [line for line in (job.stdout() or "").splitlines() if line.startswith("rank")] == ["rank 0", "rank 1"]
-    stage.await_state("finished", job.job_id)
-    assert stage.run(job.job_id).spec.slurm.time_limit == "5"
-
-
-def test_a_function_survives_the_power_cut_of_its_node(
+def test_a_function_survives_the_power_cut_of_its_node_and_its_log_tells_of_both_attempts(
     stage: Stage, executor: submitit.AutoExecutor, tmp_path: Path
 ) -> None:
     executor.update_parameters(name="cut", nodes=1)
@@ -68,6 +133,7 @@ def test_a_function_survives_the_power_cut_of_its_node(
         import time
 
         node = os.environ["SLURMD_NODENAME"]
+        print("on", node, flush=True)
         if not started.exists():
             started.write_text(node)
             time.sleep(600)
@@ -76,24 +142,33 @@ def test_a_function_survives_the_power_cut_of_its_node(
     job = executor.submit(wait_on_first_try)
     stage.wait("the first try", lambda: started.exists() and started.read_text(), 60)
     first = started.read_text()
+    stage.wait("its log", lambda: f"on {first}" in (job.stdout() or ""))
     stage.sandbox.power_cut(first)
-    assert await_result(stage, job) not in {"", first}
+    second = await_result(stage, job)
+    assert second not in {"", first}
+    assert [line for line in (job.stdout() or "").splitlines() if line.startswith("on ")] == [
+        f"on {first}",
+        f"on {second}",
+    ]
     assert len(stage.attempts(job.job_id)) == 2
+    stage.sandbox.revive(first)
 
 
-def test_the_exception_of_a_function_is_told_once_the_supervisor_gives_up(
+def test_an_exception_ends_the_run_after_one_attempt_and_is_its_reason(
     stage: Stage, executor: submitit.AutoExecutor
 ) -> None:
-    executor.update_parameters(name="raises", nodes=1, supervised_max_without_progress=1)
+    executor.update_parameters(name="raises", nodes=1)
 
     def fail() -> None:
         raise ValueError("no such colour")
 
     job = executor.submit(fail)
-    stage.wait("the end", lambda: job.done(force_check=True), 60)
-    assert job.state == "FAILED"
+    stage.wait("the state", lambda: job.done(force_check=True) and job.state == "FAILED", 60)
     with pytest.raises(submitit.core.utils.FailedJobError, match="no such colour"):
         job.result()
+    assert len(stage.attempts(job.job_id)) == 1
+    assert "task 0 raised ValueError: no such colour" in stage.run(job.job_id).reason
+    assert stage.drained() == {}
 
 
 def test_an_array_is_a_run_for_each_function_and_each_can_be_cancelled(
@@ -116,30 +191,70 @@ def test_an_array_is_a_run_for_each_function_and_each_can_be_cancelled(
         slow.result()
 
 
-def test_slurms_signal_before_the_time_limit_leads_to_checkpoint_and_to_the_next_attempt(
+class Counting:
+    """Counts; what it has counted is its state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.count = 0
+
+    def __call__(self, until: int) -> list[int]:
+        import time
+
+        self.count += 1
+        print("counted", self.count, flush=True)
+        (self.folder / f"counted-{self.count}").touch()
+        if self.count < until:
+            time.sleep(600)
+        return [self.count, until]
+
+    def checkpoint(self, until: int) -> submitit.helpers.DelayedSubmission:
+        return submitit.helpers.DelayedSubmission(self, until)
+
+
+def test_slurms_signal_leads_to_checkpoint_and_its_state_goes_on_through_more_attempts_than_the_budget(
     stage: Stage, executor: submitit.AutoExecutor, tmp_path: Path
 ) -> None:
-    executor.update_parameters(name="saves", nodes=1)
+    executor.update_parameters(name="saves", nodes=1, supervised_max_without_progress=1)
+    job = executor.submit(Counting(tmp_path), 3)
+    for count in (1, 2):
+        stage.wait(f"count {count}", (tmp_path / f"counted-{count}").exists, 60)
+        stage.wait("Slurm's word", lambda n=count: len(stage.attempts(job.job_id)) == n)  # type: ignore[misc]
+        job._interrupt()  # type: ignore[attr-defined]
+    assert await_result(stage, job) == [3, 3]
+    assert [stage.attempt(n, job.job_id).end for n in (1, 2)] == [AttemptEnd.SAVED, AttemptEnd.SAVED]
+    assert [c.step for c in stage.checkpoints(job.job_id) if c.verified_at is not None] == [1, 2]
+    assert [line for line in (job.stdout() or "").splitlines() if line.startswith("counted")] == [
+        f"counted {n}" for n in (1, 2, 3)
+    ]
 
-    class Counting:
-        def __init__(self, started: Path) -> None:
-            self.started = started
 
-        def __call__(self, first: int) -> int:
-            import time
+def test_peers_of_a_node_that_is_cut_raise_and_the_next_attempt_trains_on_the_others(
+    stage: Stage, executor: submitit.AutoExecutor, tmp_path: Path
+) -> None:
+    executor.update_parameters(name="peers", nodes=2, timeout_min=10)
 
-            if first == 0:
-                self.started.touch()
-                time.sleep(600)
-            return first
+    def train() -> tuple[int, int, float]:
+        import time
 
-        def checkpoint(self, first: int) -> submitit.helpers.DelayedSubmission:
-            return submitit.helpers.DelayedSubmission(self, first + 10)
+        import torch
+        import torch.distributed as dist
 
-    started = tmp_path / "started"
-    job = executor.submit(Counting(started), 0)
-    stage.wait("the function", started.exists, 60)
-    job_id = stage.attempt(1, job.job_id).job_id
-    subprocess.run(["scancel", "--batch", "--signal=USR2", str(job_id)], env=stage.env, check=True, timeout=20)
-    assert await_result(stage, job) == 10
-    assert stage.attempt(1, job.job_id).end is AttemptEnd.SAVED
+        place = submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+        dist.init_process_group("gloo")
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        (tmp_path / f"{os.environ['SUPERVISOR_ATTEMPT']}-{place.rank}").write_text(os.environ["SLURMD_NODENAME"])
+        while os.environ["SUPERVISOR_ATTEMPT"] == "1":
+            dist.all_reduce(torch.ones(1))
+            time.sleep(0.05)
+        return place.rank, place.world_size, float(total)
+
+    job = executor.submit(train)
+    stage.wait("both", lambda: (tmp_path / "1-0").exists() and (tmp_path / "1-1").exists(), 60)
+    cut = (tmp_path / "1-1").read_text()
+    stage.sandbox.power_cut(cut)
+    stage.wait("both results", job.done, 60)
+    assert job.results() == [(0, 2, 2.0), (1, 2, 2.0)]
+    assert cut not in {(tmp_path / f"2-{rank}").read_text() for rank in (0, 1)}
+    stage.sandbox.revive(cut)
