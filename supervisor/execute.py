@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 
 import structlog
 
