@@ -42,7 +42,7 @@ NEWEST_TESTED = (26, 5)  # releases after this one are read by shape too, with a
 
 _LAST_INSTANT = 253_402_300_799  # end of the year 9999
 _MAX_NUMBER = 2**63
-_SHOWN_CHARS = 400
+_TELLING_KEYS = ("job_id", "name", "comment", "submit_line")
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def load_document(text: str, key: str) -> Row:
     document = _find_object(text)
     errors = document.get("errors")
     if errors:
-        raise JsonUnusable(f"it reports errors: {str(errors)[:200]}")
+        raise JsonUnusable(f"it reports errors: {_first_words(errors)}")
     if not isinstance(document.get(key), list):
         raise JsonUnusable(f"it holds no list {key!r}")
     return document
@@ -300,8 +300,19 @@ def _refuse(row: Any) -> Any:
 def _shown(row: Any) -> str:
     """What of a row helps to find it; free text too, so that a token in it is found."""
     if not isinstance(row, dict):
-        return str(row)[:_SHOWN_CHARS]
-    return str({key: row.get(key) for key in ("job_id", "name", "comment", "submit_line") if key in row})
+        return _brief(row)
+    return ", ".join(f"{key}: {_brief(row[key])}" for key in _TELLING_KEYS if key in row)
+
+
+def _brief(value: Any) -> str:
+    """A plain value as text, of another its type: one that is nested deeply can't even be printed."""
+    return str(value) if isinstance(value, str | int | float) or value is None else type(value).__name__
+
+
+def _first_words(errors: Any) -> str:
+    first = errors[0] if isinstance(errors, list) else errors
+    said = first.values() if isinstance(first, dict) else (first,)
+    return ", ".join(_brief(value) for value in said)[:200]
 
 
 def _object(value: Any) -> Row:
@@ -328,7 +339,7 @@ def _job_id(value: Any) -> int:
         return parse_job_id(value)
     job_id = _number(value)
     if job_id is None or not 0 < job_id < MAX_JOB_ID:
-        raise ValueError(f"{str(value)[:40]!r} is not a job id")
+        raise ValueError(f"{_brief(value)[:40]!r} is not a job id")
     return job_id
 
 

@@ -164,7 +164,7 @@ class Gres:
 
 
 _GRES = re.compile(
-    r"(?:gres[:/])?([A-Za-z][\w.-]*)(?::(?:no_consume:)?([A-Za-z][\w.-]*))?(?:[:=](\d{1,12})([KMGTP]?))?(?:\(([^()]*)\))?",
+    r"(?:gres[:/])?([A-Za-z][\w.-]*)(?::(?!no_consume\b)([A-Za-z][\w.-]*))?(?::no_consume)?(?:[:=](\d{1,12})([KMGTP]?))?(?:\(([^()]*)\))?",
     flags=re.ASCII,
 )
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
@@ -175,7 +175,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
 
     Also the spelling of TRES (`gres/gpu:h100=8`). `(IDX:…)`, which says which ones are in use, is not kept.
     """
-    if text.strip().lower() in NOTHING:
+    if text.strip().lower() in NOTHING or len(text) > _MAX_GRES_CHARS:
         return ()
     found = (_GRES.fullmatch(part.strip()) for part in _split_outside_parentheses(text))
     return tuple(
@@ -214,6 +214,7 @@ def _sockets(text: str) -> tuple[int, ...]:
 
 
 _MAX_SOCKETS = 64
+_MAX_GRES_CHARS = 4096  # more is no node's; splitting takes the square of it
 _TRES_VALUE = re.compile(r"(\d{1,18})(?:\.\d+)?([KMGTP]?)", flags=re.ASCII)
 _IN_MEBIBYTES = frozenset({"mem", "vmem"})
 
