@@ -153,7 +153,7 @@ class Executor:
                 case IntentKind.DRAIN:
                     return self._drain(intent, world)
                 case IntentKind.VERIFY:
-                    return self._verify(intent, run)
+                    return self._verify(intent, run, _find_checkpoint(world, intent))
                 case IntentKind.PRUNE:
                     return self._prune(intent, run, _find_checkpoint(world, intent))
                 case IntentKind.NOTIFY:
@@ -357,13 +357,18 @@ class Executor:
 
     # ---------------------------------------------------------------- checkpoints
 
-    def _verify(self, intent: Intent, run: Run | None) -> Outcome | None:
+    def _verify(self, intent: Intent, run: Run | None, checkpoint: Checkpoint | None) -> Outcome | None:
         """Start reading back; the result is an observation of a later cycle, which closes the intent."""
         if run is None or intent.step is None or intent.attempt is None:
             return Outcome(state=IntentState.WITHDRAWN, text="the run is gone")
         if not self._verifier.is_busy(run.name, intent.step, intent.attempt):
             uid, gid = self._owners.identity(run)
-            self._verifier.start(run.name, run.spec.run_dir, intent.step, intent.attempt, uid, gid)
+            place = {}
+            if run.spec.checkpoint.layout != "supervisor":
+                if checkpoint is None:
+                    return Outcome(state=IntentState.WITHDRAWN, text="the checkpoint is gone")
+                place = {"path": checkpoint.path, "layout": run.spec.checkpoint.layout, "stamp": checkpoint.stamp}
+            self._verifier.start(run.name, run.spec.run_dir, intent.step, intent.attempt, uid, gid, **place)
         return None
 
     def _prune(self, intent: Intent, run: Run | None, checkpoint: Checkpoint | None) -> Outcome:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TypedDict
 
 from slurm.client import SlurmClient
 from slurm.types import JobRecord, NodeRecord
@@ -168,9 +170,10 @@ class Observer:
 
     def _read_run(self, run: Run, last: Attempt | None, job: JobRecord | None) -> Fresh[RunView] | Stale:
         asked_at = self._clock.now()
-        if last is None:  # the folders are made with the first attempt: there is nothing to read yet
+        sources = _sources(run)
+        if last is None and not sources:  # the folders are made with the first attempt: there is nothing to read yet
             return Fresh(value=RunView(attempt=0), asked_at=asked_at)
-        number = last.number
+        number = last.number if last is not None else 0
         reader = self._owners.reader(run)
         try:
             view = reader.read(
@@ -179,9 +182,12 @@ class Observer:
                 number,
                 is_final=job is not None and job.is_ended,
                 deadline_s=_READ_DEADLINE_S,
+                **sources,
             )
-            if view.exit is not None and not last.is_over:
-                view = reader.read(run.name, run.spec.run_dir, number, is_final=True, deadline_s=_READ_DEADLINE_S)
+            if view.exit is not None and last is not None and not last.is_over:
+                view = reader.read(
+                    run.name, run.spec.run_dir, number, is_final=True, deadline_s=_READ_DEADLINE_S, **sources
+                )
         except RunDirUnreadable as error:
             since = self._stale_since.setdefault(run.name, asked_at)
             self._readable_since.pop(run.name, None)
@@ -218,6 +224,25 @@ class Observer:
         last = (attempts[-1] for attempts in world.attempts.values() if attempts)
         running = (a for a in last if a.state is AttemptState.RUNNING and a.stepped_at is not None and a.nodes)
         return next((a for a in running if (a.run, a.number) not in self._swept_attempts), None)
+
+
+class _Sources(TypedDict, total=False):
+    """Where a training that knows nothing of the contract leaves its signs; empty for one that keeps it."""
+
+    pattern: str
+    checkpoint_directory: Path | None
+    layout: str
+
+
+def _sources(run: Run) -> _Sources:
+    spec = run.spec
+    sources = _Sources()
+    if spec.progress.pattern:
+        sources["pattern"] = spec.progress.pattern
+    if spec.checkpoint.layout != "supervisor":
+        sources["layout"] = spec.checkpoint.layout
+        sources["checkpoint_directory"] = spec.checkpoint.directory
+    return sources
 
 
 def _with_ages_since(view: RunView, readable_s: float) -> RunView:

@@ -102,7 +102,10 @@ class NodeChecks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """The outcome of reading one checkpoint back; `ok` None when it could not be read (unknown, tried again)."""
+    """The outcome of reading one checkpoint back; `ok` None when it could not be read (unknown, tried again).
+
+    `is_covered` False: every byte could be read, but not every byte carries a checksum.
+    """
 
     run: str
     step: int
@@ -110,6 +113,7 @@ class Verification:
     ok: bool | None
     detail: str
     started_at: datetime
+    is_covered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,17 @@ class Readbacks(Protocol):
     """Reads checkpoints back beside the loop (supervisor.verify.Verifier)."""
 
     def start(
-        self, run: str, run_dir: Path, step: int, attempt: int, uid: int | None = None, gid: int | None = None
+        self,
+        run: str,
+        run_dir: Path,
+        step: int,
+        attempt: int,
+        uid: int | None = None,
+        gid: int | None = None,
+        *,
+        path: str = "",
+        layout: str = "",
+        stamp: str = "",
     ) -> None: ...
     def is_busy(self, run: str, step: int, attempt: int) -> bool: ...
     def collect(self) -> tuple[Verification, ...]: ...

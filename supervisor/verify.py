@@ -24,6 +24,7 @@ import xxhash
 
 from supervisor.child import Child, ChildGone, ChildLate, Wire, serve
 from supervisor.jobfiles import NotAFile, open_folder, open_parent, open_regular, read_bounded
+from supervisor.layouts.readback import read_back
 from supervisor.model import Verification
 from trainer import contract
 from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile
@@ -45,6 +46,7 @@ class Readback:
     ok: bool | None
     detail: str
     bytes_read: int = 0
+    is_covered: bool = True  # False: not every byte carries a checksum
 
 
 class _Mismatch(Exception):
@@ -81,6 +83,19 @@ def verify_checkpoint(
     except OSError as error:
         return Readback(ok=None, detail=f"could not be read: {error}", bytes_read=total)
     return Readback(ok=True, detail=f"{len(manifest.files)} files, {total} bytes", bytes_read=total)
+
+
+def verify_foreign(
+    path: Path, layout: str, stamp: str, *, on_bytes: Callable[[int], None] = lambda _count: None
+) -> Readback:
+    """Read back a checkpoint that the training laid out its own way, if it still is the one with this stamp."""
+    try:
+        reading = read_back(path, layout, stamp, on_bytes=on_bytes)
+    except OSError as error:
+        return Readback(ok=None, detail=f"could not be read: {error}")
+    return Readback(
+        ok=reading.is_whole, detail=reading.detail, bytes_read=reading.size, is_covered=not reading.unsealed
+    )
 
 
 def _read_manifest(folder: int, run: str, step: int, attempt: int) -> Manifest:
@@ -140,6 +155,8 @@ class _Order:
     run: str
     step: int
     attempt: int
+    layout: str = ""  # empty: our own
+    stamp: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,11 +206,25 @@ class Verifier:
         self._thread.start()
 
     def start(
-        self, run: str, run_dir: Path, step: int, attempt: int, uid: int | None = None, gid: int | None = None
+        self,
+        run: str,
+        run_dir: Path,
+        step: int,
+        attempt: int,
+        uid: int | None = None,
+        gid: int | None = None,
+        *,
+        path: str = "",
+        layout: str = "",
+        stamp: str = "",
     ) -> None:
-        """Have one checkpoint read back; nothing happens when it is under way or waiting already."""
-        path = contract.RunPaths(run_dir).checkpoint(step, attempt)
-        waiting = _Waiting(order=_Order(path=str(path), run=run, step=step, attempt=attempt), uid=uid, gid=gid)
+        """Have one checkpoint read back; nothing happens when it is under way or waiting already.
+
+        `path`, `layout` and `stamp` name one that the training laid out its own way.
+        """
+        place = path or str(contract.RunPaths(run_dir).checkpoint(step, attempt))
+        order = _Order(path=place, run=run, step=step, attempt=attempt, layout=layout, stamp=stamp)
+        waiting = _Waiting(order=order, uid=uid, gid=gid)
         with self._lock:
             if not self._has(waiting.key):
                 waiting.not_before = self._not_before.pop(waiting.key, 0.0)
@@ -300,7 +331,15 @@ class Verifier:
         if result.ok is None:
             self._not_before[waiting.key] = time.monotonic() + self._retry_after_s
         self._done.append(
-            Verification(run=run, step=step, attempt=attempt, ok=result.ok, detail=result.detail, started_at=started_at)
+            Verification(
+                run=run,
+                step=step,
+                attempt=attempt,
+                ok=result.ok,
+                detail=result.detail,
+                started_at=started_at,
+                is_covered=result.is_covered,
+            )
         )
 
 
@@ -318,13 +357,16 @@ def _answer(data: bytes, wire: Wire) -> bytes:
             last = time.monotonic()
             wire.send(b"beat")
 
-    result = verify_checkpoint(
-        Path(order.path),
-        expect_run=order.run,
-        expect_step=order.step,
-        expect_attempt=order.attempt,
-        on_bytes=beat,
-    )
+    if order.layout:
+        result = verify_foreign(Path(order.path), order.layout, order.stamp, on_bytes=beat)
+    else:
+        result = verify_checkpoint(
+            Path(order.path),
+            expect_run=order.run,
+            expect_step=order.step,
+            expect_attempt=order.attempt,
+            on_bytes=beat,
+        )
     return msgspec.json.encode(result)
 
 

@@ -109,7 +109,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         attempt=attempt,
         now=now,
         view=seen,
-        is_blind=not isinstance(view, Fresh),
+        is_blind=not isinstance(view, Fresh) or bool(view.value.checkpoints_unknown),
         job=job,
         is_absent=is_absent,
         absent_s=snapshot.absent_s.get(attempt.job_id or 0, math.inf),

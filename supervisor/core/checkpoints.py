@@ -102,6 +102,8 @@ def fold_verification(before: Checkpoint, result: Verification) -> tuple[Checkpo
     """What reading a checkpoint back teaches; None when it could not be read (unknown)."""
     if result.ok is None or before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
         return None
+    if result.ok and not result.is_covered:  # all of it could be read, and not all of it carries checksums
+        return replace(before, verified_at=result.started_at, verified_by="head", detail=result.detail), result.detail
     if result.ok:
         return _verified(before, result.started_at, "head"), "every byte was read back and matched"
     return replace(before, state=CheckpointState.CORRUPT, detail=result.detail), result.detail

@@ -42,7 +42,8 @@ class Aftermath:
 def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> int:
     """Attempts in a row, newest first, that ended without publishing a checkpoint newer than their start, verified.
 
-    One that is complete and not read back yet counts as progress of the newest attempt until that is done.
+    One that is complete and not read back yet counts as progress of the newest attempt until that is done; one of a
+    foreign layout counts in any case: nothing better may be to be had.
     """
     newest = max((a.number for a in attempts), default=0)
     count = 0
@@ -67,7 +68,7 @@ def _is_ahead(attempt: Attempt, attempts: Sequence[Attempt]) -> bool:
 def _is_fruitful(attempt: Attempt, checkpoints: Sequence[Checkpoint], *, may_be_unread: bool) -> bool:
     return any(
         (c.verified_at is not None and c.state is not CheckpointState.FENCED)
-        or (may_be_unread and c.state is CheckpointState.COMPLETE)
+        or ((may_be_unread or c.stamp) and c.state is CheckpointState.COMPLETE)
         for c in checkpoints
         if c.attempt == attempt.number and c.step > attempt.resume_step
     )

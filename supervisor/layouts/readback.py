@@ -39,6 +39,8 @@ def read_back(
             if view.stamp != stamp:
                 return Reading(is_whole=None, detail="written again meanwhile")
             reading = _read(tree, found, on_bytes)
+            if _inspect(Tree(folder), path, layout_name)[1].stamp != stamp:
+                return Reading(is_whole=None, detail="written again meanwhile")
         except Broken as error:
             return _judge_broken(folder, path, layout_name, stamp, str(error))
         return reading

@@ -74,7 +74,9 @@ class SimReader:
         self._disk, self._clock, self._on_act = disk, clock, on_act
         self._since: dict[tuple[str, int], tuple[object, datetime]] = {}
 
-    def read(self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float) -> RunView:
+    def read(
+        self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float, **_sources: object
+    ) -> RunView:
         self._answer()
         disk = self._disk
         progress, launch = disk.progress.get(attempt), disk.launches.get(attempt)
@@ -197,7 +199,14 @@ class SimReadbacks:
         self._open: dict[tuple[str, int, int], datetime] = {}
 
     def start(
-        self, run: str, run_dir: Path, step: int, attempt: int, uid: int | None = None, gid: int | None = None
+        self,
+        run: str,
+        run_dir: Path,
+        step: int,
+        attempt: int,
+        uid: int | None = None,
+        gid: int | None = None,
+        **_foreign: str,
     ) -> None:
         self._open.setdefault((run, step, attempt), self._clock.now())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from supervisor.core import checkpoints as checkpoint_rules
+from supervisor.core import foreign
 from supervisor.core.draft import Draft
 from supervisor.model import (
     Checkpoint,
@@ -11,13 +12,19 @@ from supervisor.model import (
     IntentKind,
     IntentState,
     Run,
+    RunView,
 )
+
+_UNKNOWN_TELL_S = 60.0
 
 
 def learn_checkpoints(draft: Draft, run: Run) -> None:
     """Take in what lies in the run directory; what an over attempt published is fenced."""
     view = draft.view(run.name)
     if view is None:
+        return
+    if foreign.is_foreign(run.spec.checkpoint):
+        _learn_foreign(draft, run, view)
         return
     known = {c.key: c for c in draft.checkpoints(run.name)}
     # the ledger's attempts, not the draft's: what was published before this very look still counts
@@ -29,12 +36,34 @@ def learn_checkpoints(draft: Draft, run: Run) -> None:
         put_checkpoint(draft, checkpoint, why)
 
 
-def put_checkpoint(draft: Draft, checkpoint: Checkpoint, why: str) -> None:
+def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
+    """Take in what lies in the training's own checkpoint folder, and tell what stands in the way."""
+    ledger = draft.world.attempts.get(run.name, ())
+    newest = max((c.key for c in draft.checkpoints(run.name)), default=None)
+    learnt = foreign.fold_foreign(draft.checkpoints(run.name), view, ledger, run=run.name, now=draft.now)
+    for checkpoint, why in learnt:
+        put_checkpoint(draft, checkpoint, why, is_told=checkpoint.key == newest)
+    barren = foreign.find_barren(draft.attempts(run.name), draft.checkpoints(run.name))
+    if barren is not None:
+        put_checkpoint(draft, *barren)
+    for warning in view.warnings:
+        draft.tell(f"warned:{run.name}:{warning}", f"run {run.name}: {warning}", run=run.name)
+    broken = [v for v in view.checkpoints if not v.is_complete]
+    if broken and not ledger and len(broken) == len(view.checkpoints):
+        text = f"{len(broken)} checkpoints are there and none is whole: {broken[-1].detail}"
+        draft.tell(f"none-whole:{run.name}", f"run {run.name}: {text}", run=run.name)
+    why = view.checkpoints_unknown
+    if why and view.checkpoints_unknown_s >= _UNKNOWN_TELL_S:
+        text = f"the checkpoint folder can't be looked at: {why}; no attempt is planned meanwhile"
+        draft.tell(f"checkpoints-unknown:{run.name}", f"run {run.name}: {text}", run=run.name)
+
+
+def put_checkpoint(draft: Draft, checkpoint: Checkpoint, why: str, *, is_told: bool = True) -> None:
     """Note a checkpoint; a newly corrupt one is told to someone."""
     before = draft.checkpoint(checkpoint.run, checkpoint.step, checkpoint.attempt)
     draft.put(checkpoint, why)
     was_corrupt = before is not None and before.state is CheckpointState.CORRUPT
-    if checkpoint.state is CheckpointState.CORRUPT and not was_corrupt and why != "gone from disk":
+    if is_told and checkpoint.state is CheckpointState.CORRUPT and not was_corrupt and why != "gone from disk":
         name = f"step {checkpoint.step} of attempt {checkpoint.attempt}"
         draft.tell(f"corrupt:{checkpoint.path}", f"checkpoint {name} is refused: {why}", run=checkpoint.run)
 
@@ -77,7 +106,8 @@ def verify_new(draft: Draft, run: Run) -> None:
     """Read new complete checkpoints back beside the running training, where the head node may read that much."""
     limit = run.spec.checkpoint.verify_on_head_max_bytes
     for checkpoint in draft.checkpoints(run.name):
-        if checkpoint.state is CheckpointState.COMPLETE and checkpoint.size_bytes <= limit:
+        is_unread = checkpoint.state is CheckpointState.COMPLETE and checkpoint.verified_at is None
+        if is_unread and checkpoint.size_bytes <= limit:
             intend_verify(draft, checkpoint, "complete, not read back yet")
 
 
@@ -85,6 +115,8 @@ def prune(draft: Draft, run: Run) -> None:
     """Have checkpoints removed that are not kept; never the one in use."""
     if draft.world.is_paused or draft.policy.is_observe_only or draft.view(run.name) is None:
         return
+    if foreign.is_foreign(run.spec.checkpoint):
+        return  # they are the training's, and it removes them as it likes
     last = draft.last_attempt(run.name)
     in_use = last.resume_path if last is not None and not last.is_over else None
     for checkpoint in checkpoint_rules.choose_prunable(draft.checkpoints(run.name), run.spec.checkpoint):

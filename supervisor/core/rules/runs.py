@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import checkpoints as checkpoint_rules
+from supervisor.core import foreign, restarts
 from supervisor.core import nodes as node_rules
-from supervisor.core import restarts
 from supervisor.core.draft import Draft
 from supervisor.core.rules.checkpoints import intend_verify
 from supervisor.model import (
@@ -124,6 +124,8 @@ def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
             return f"no attempt is planned blind: {what or 'run directory'}: {source.why}"
     if snapshot.runs.get(run.name) is None:
         return "the run directory has not been read yet"
+    if unknown := _why_unknown(draft, run):
+        return f"no attempt is planned blind: {unknown}"
     if any(not a.is_job_gone for a in draft.attempts(run.name)):
         return "the job of an earlier attempt is not gone yet"
     failures = restarts.count_failures(run, draft.attempts(run.name), draft.checkpoints(run.name))
@@ -134,10 +136,24 @@ def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
     return None
 
 
+def _why_unknown(draft: Draft, run: Run) -> str:
+    """Why nothing can be said of the checkpoints of a foreign layout now; it is the run's reason while it lasts."""
+    view = draft.view(run.name)
+    if view is None or not foreign.is_foreign(run.spec.checkpoint):
+        return ""
+    why = foreign.why_unknown(view, draft.checkpoints(run.name))
+    before = draft.runs[run.name]
+    if why and before.reason != (text := f"waiting: {why}"):
+        draft.put(replace(before, reason=text), text)
+    return why
+
+
 def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_rules.ResumePoint | None:
     """The resume point, or None while something must be read back first (or the run was held)."""
     since = last.over_at if last is not None else None
-    resume = checkpoint_rules.choose_resume(draft.checkpoints(run.name), run.spec.checkpoint, since=since)
+    is_foreign = foreign.is_foreign(run.spec.checkpoint)
+    choose = foreign.choose_foreign_resume if is_foreign else checkpoint_rules.choose_resume
+    resume = choose(draft.checkpoints(run.name), run.spec.checkpoint, since=since)
     if resume.is_lost:
         hold(draft, run.name, f"{resume.why}; starting at 0 by itself would throw the work away")
         return None
@@ -158,7 +174,9 @@ def _plan_attempt(
 ) -> None:
     number = (last.number if last is not None else 0) + 1
     point = resume.checkpoint
-    path = str(RunPaths(run.spec.run_dir).checkpoint(point.step, point.attempt)) if point else ""
+    path = ""
+    if point is not None:
+        path = point.path if point.stamp else str(RunPaths(run.spec.run_dir).checkpoint(point.step, point.attempt))
     at = f"step {point.step} ({resume.why})" if point else f"the beginning ({resume.why})"
     reason = f"{size.nodes} of {size.fit} healthy nodes, from {at}"
     attempt = Attempt(
