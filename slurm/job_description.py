@@ -55,7 +55,7 @@ def _split_fields(line: str) -> dict[str, str] | str:
     found = list(_AT_KEY.finditer(line))
     ends = [match.start() for match in found[1:]] + [len(line)]
     fields: dict[str, str] = {}
-    for match, end in zip(found, ends, strict=True):
+    for match, end in zip(found, ends, strict=False):  # nothing found: no field, and one end
         if match[1] in fields:
             return f"{match[1]} stands in it twice"
         fields[match[1]] = line[match.end() : end].strip()

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+_START_LIMIT_S = 30.0  # a shell that puts two programs in the background
 _DRAIN_LIMIT_S = 2.0
 _DRAIN_POLL_S = 0.005
 # Ignored: the group's signals end the process; its tee ends when there is nothing more to read.
@@ -67,6 +68,7 @@ def _start_tee(descriptor: int, file: Path) -> _Tee:
             pass_fds=(read_end, log),
             start_new_session=True,
             check=True,
+            timeout=_START_LIMIT_S,
         )
         os.dup2(write_end, descriptor)
         return _Tee(pid=int(started.stdout), pipe=write_end)
