@@ -29,7 +29,7 @@ from supervisor.config import Settings
 from supervisor.control import ControlServer
 from supervisor.core.reconcile import reconcile
 from supervisor.execute import Executor
-from supervisor.model import Fresh, Plan, Snapshot, Stale, World
+from supervisor.model import Fresh, Plan, Run, RunState, Snapshot, Stale, World
 from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
@@ -138,11 +138,18 @@ class Daemon:
             answering = isinstance(snapshot.jobs, Fresh) and isinstance(snapshot.nodes, Fresh)
             world = self._store.load_world(self._clock.now())
             acts = self._executor.settle(intents, world, is_slurm_answering=answering)
+        self._drop_submissions(plan)
         self.observer.follow(plan)
         spent_ms = (time.thread_time() - started) * 1000
         cycle = Cycle(number=self._number, plan=plan, acts=acts, snapshot=snapshot, spent_ms=spent_ms)
         self._report(cycle, world)
         return cycle
+
+    def _drop_submissions(self, plan: Plan) -> None:
+        """Remove what was handed in for a run that is finished: nothing of it is submitted again."""
+        for fact in plan.facts:
+            if isinstance(fact.record, Run) and fact.record.state is RunState.FINISHED:
+                self._submissions.drop(fact.record.name)
 
     def _tell(self, plan: Plan) -> None:
         for fact in plan.facts:
@@ -316,6 +323,9 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
             _pause_after_recovery(store, clock, store.recovered_from)
         daemon = _build(settings, store, clock, control)
         _on_signals(daemon)
+        if store.recovered_from is None:  # a backup does not know the newest runs
+            going_on = {run.name for run in store.load_runs() if run.state is not RunState.FINISHED}
+            Submissions(settings.ledger.path).drop_others(going_on)
         try:
             if once:
                 daemon.observer.slurm.ask()

@@ -86,7 +86,7 @@ class Submissions:
 
     def drop_others(self, runs: Collection[str]) -> None:
         """Remove what no run of these names needs: left by a request whose run was never committed, or finished."""
-        for path in self._folder.glob("*"):
+        for path in self._folder.glob("*.json"):
             if path.name.removesuffix(".json") not in runs:
                 path.unlink(missing_ok=True)
 

@@ -207,3 +207,15 @@ def choose_size(
     exclude = tuple(sorted(unfit & (broken | silent)))
     spares = max(0, min(spec.nodes.spares, available - count)) if count else 0
     return Size(nodes=count, spares=spares, exclude=exclude, fit=len(fit), free=len(free))
+
+
+def choose_first_size(spec: RunSpec, nodes: Mapping[str, NodeRecord], memory: Mapping[str, NodeMemory]) -> Size:
+    """The size of a script's first submission when too few nodes are healthy now.
+
+    Who submits it waits for Slurm's word as from sbatch: a place in the queue, or that there is no such partition.
+    Broken nodes are left out where enough others are left, down or not.
+    """
+    known = {r.name for r in nodes.values() if _is_in_partition(r, spec)}
+    broken = {n for n in known if (m := memory.get(n)) is not None and m.verdict is Verdict.BROKEN}
+    exclude = tuple(sorted(broken)) if len(known - broken) >= spec.nodes.min else ()
+    return Size(nodes=spec.nodes.min, exclude=exclude)

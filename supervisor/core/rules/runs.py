@@ -75,6 +75,8 @@ def start(draft: Draft, name: str) -> None:
     silent |= node_rules.find_stuck(draft.snapshot, draft.now)
     spec = restarts.locate(run.spec, draft.snapshot.default_partition)
     size = restarts.choose_size(spec, records, draft.nodes, ours=ours, silent=silent)
+    if not size.nodes and run.script is not None and last is None:
+        size = restarts.choose_first_size(spec, records, draft.nodes)
     if not size.nodes:
         text = f"waiting: {size.fit} healthy nodes, the minimum is {run.spec.nodes.min}"
         draft.note(f"{name}: {text}")
