@@ -6,8 +6,9 @@ Standard library and pyslurm only. It ends when its standard input does, and wit
 
 Seen: `import pyslurm` without a reachable configuration ends the process, without an exception; a load blocks for many
 seconds when the controller is frozen. Attributes used, all of pyslurm 25.11: `__version__`; `slurmctld.Config.load()`
-(those in `_CONFIG`); `Partitions.load()` (name, is_default), `Jobs.load()` and `Nodes.load()` (those in `_JOB` and
-`_NODE`), and their `values()`; and `_get_exit_code` of its module of jobs (see `mend_exit_codes`).
+(those in `_CONFIG`); `Partitions.load()` (name, is_default), `Jobs.load()` (those in `_JOB`, user_id, user_name) and
+`Nodes.load()` (those in `_NODE`, reason_user), and their `values()`; and `_get_exit_code` of its module of jobs (see
+`mend_exit_codes`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 _CONFIG = (
@@ -31,7 +33,6 @@ _JOB = (
     "id",
     "state",
     "name",
-    "user_name",
     "partition",
     "comment",
     "state_reason",
@@ -51,7 +52,6 @@ _NODE = (
     "slurmd_port",
     "partitions",
     "reason",
-    "reason_user",
     "reason_time",
     "total_cpus",
     "real_memory",
@@ -89,9 +89,16 @@ def ask_jobs() -> list[Row]:
     """All jobs in the controller's memory; with `is_exit_code_cut` where 128 may be missing from an exit code."""
     import pyslurm
 
-    is_mended = mend_exit_codes()
-    rows = _rows(pyslurm.Jobs.load().values(), _JOB)
-    return rows if is_mended else [{**row, "is_exit_code_cut": True} for row in rows]
+    kind = {} if mend_exit_codes() else {"is_exit_code_cut": True}
+    names: dict[Any, Any] = {}
+
+    def read(job: Any) -> Row:
+        # The library asks the system's user database for each job: here once for each user.
+        if job.user_id not in names:
+            names[job.user_id] = job.user_name
+        return {**_read(job, _JOB), "user_name": names[job.user_id], **kind}
+
+    return _rows(pyslurm.Jobs.load().values(), read)
 
 
 def mend_exit_codes() -> bool:
@@ -116,7 +123,11 @@ def ask_nodes() -> list[Row]:
     """All nodes."""
     import pyslurm
 
-    return _rows(pyslurm.Nodes.load().values(), _NODE)
+    def read(node: Any) -> Row:
+        # Without a reason the library would look up uid 0, for each node.
+        return {**_read(node, _NODE), "reason_user": node.reason_user if node.reason else None}
+
+    return _rows(pyslurm.Nodes.load().values(), read)
 
 
 _ANSWERS: dict[str, Callable[[], Any]] = {
@@ -127,18 +138,18 @@ _ANSWERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _rows(records: Iterable[Any], names: tuple[str, ...]) -> list[Row]:
+def _rows(records: Iterable[Any], read: Callable[[Any], Row]) -> list[Row]:
     rows: list[Row] = []
     for record in records:
         try:
-            rows.append(_read(record, names))
+            rows.append(read(record))
         except Exception as error:  # noqa: BLE001 - one bad record must not hide the others
             rows.append({"unreadable": repr(record), "why": f"{type(error).__name__}: {error}"})
     return rows
 
 
 def _read(record: Any, names: tuple[str, ...]) -> Row:
-    return {name: getattr(record, name) for name in names}
+    return dict(zip(names, attrgetter(*names)(record), strict=True))
 
 
 def answer(line: str) -> Row:
@@ -156,7 +167,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
-        answers.write(json.dumps(answer(line), default=str) + "\n")
+        answers.write(json.dumps(answer(line), default=str, separators=(",", ":")) + "\n")
         answers.flush()
     return 0
 

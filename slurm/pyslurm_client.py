@@ -401,8 +401,7 @@ def parse_node_row(row: Row) -> NodeRecord:
         port=row["slurmd_port"],
         partitions=tuple(_text(part) for part in row["partitions"] or ()),
         reason=reason,
-        # Without a reason the library's user and time are those of uid 0 and of the epoch.
-        reason_user=_text(row["reason_user"]) if reason else "",
+        reason_user=_text(row["reason_user"]),
         reason_at=_printed(row["reason_time"]) if reason else "",
         cpus=int(row["total_cpus"] or 0),
         memory_mb=int(row["real_memory"] or 0),

@@ -39,6 +39,7 @@ JOB = {
     "id": 7,
     "state": "RUNNING",
     "name": "gpt",
+    "user_id": 1000,
     "user_name": "ann",
     "partition": "gpu",
     "comment": "sup:gpt:1",
@@ -319,9 +320,17 @@ def test_a_node_is_read_as_scontrol_shows_it() -> None:
     assert (node.partitions, node.gres, node.port) == (("gpu", "all"), "gpu:h100:8", 6818)
 
 
-def test_a_node_without_a_reason_has_none_of_its_parts() -> None:
-    node = parse_node_row({**NODE, "state": "IDLE", "reason": None})
+def test_a_node_without_a_reason_has_none_of_its_parts(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    rig.plan(nodes=[{**NODE, "state": "IDLE", "reason": None, "reason_user": "root", "reason_time": None}])
+    (node,) = client().fetch_nodes().nodes
     assert (node.reason, node.reason_user, node.reason_at) == ("", "", "")
+
+
+def test_a_user_is_looked_up_once_for_all_their_jobs(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    users = [(1000, "ann"), (1001, "bob"), (1000, "ann"), (1000, "ann")]
+    rig.plan(jobs=[{**JOB, "id": 7 + i, "user_id": uid, "user_name": name} for i, (uid, name) in enumerate(users)])
+    assert [job.user for job in client().fetch_jobs().jobs] == ["ann", "bob", "ann", "ann"]
+    assert (rig.folder / "lookups").read_text().split() == ["ann", "bob"]
 
 
 # ---- what the service makes of it

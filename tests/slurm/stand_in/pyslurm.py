@@ -45,6 +45,16 @@ sys.modules[_jobs.__name__] = _jobs
 class _Job(SimpleNamespace):
     exit_status: int
 
+    def __init__(self, **row: Any) -> None:
+        self._user_name: str | None = row.pop("user_name", None)
+        super().__init__(**row)
+
+    @property
+    def user_name(self) -> str | None:
+        with Path(__file__).with_name("lookups").open("a") as log:
+            log.write(f"{self._user_name}\n")
+        return self._user_name
+
     @property
     def exit_code(self) -> int:
         return getattr(_jobs, "_get_exit_code", _get_exit_code)(self.exit_status)[0]
