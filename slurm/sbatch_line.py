@@ -175,10 +175,10 @@ def parse_directives(text: str, *, name: str = "script") -> Directives:
             if line.strip(_BLANKS) and not line.lstrip(_BLANKS).startswith("#"):
                 break
             continue
-        mark, rest = marked
+        mark, rest = marked[0], marked[1].lstrip(_BLANKS)
         if mark == "#SUPERVISE":
             supervise.extend(_split_line(rest, name, number))
-        elif _HET.match(rest.lstrip(_BLANKS)):
+        elif _HET.match(rest):
             is_het = True  # what follows is of another component
         elif not is_het:
             words.extend(_split_line(rest, name, number))
