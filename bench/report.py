@@ -16,7 +16,7 @@ from typing import Any
 from slurm.sandbox.installed import find_tool
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("torch", "submitit", "sqlite-utils", "structlog")
+_PACKAGES = ("torch", "submitit", "pyslurm", "sqlite-utils", "structlog")
 _STARTED = time.monotonic()
 
 
@@ -28,7 +28,7 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "slurm": _find_slurm_version(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": {name: _find_version(name) for name in _PACKAGES},
         "load_1min_before": round(os.getloadavg()[0], 2),
     }
 
@@ -84,6 +84,13 @@ def _find_cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _find_version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _find_slurm_version() -> str:
