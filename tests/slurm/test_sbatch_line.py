@@ -425,12 +425,11 @@ def test_whatever_is_given_is_read_or_refused_and_nothing_else_happens(
     words: list[str], lines: list[str], env: str
 ) -> None:
     variables = line.read_variables({"SBATCH_OVERCOMMIT": env, "SBATCH_EXPORT": env, "SBATCH_REQ_SWITCH": env})
+    refused: BadSubmission | None = None
     try:
         found = line.effective(line.parse_command_line(words), variables, line.parse_directives("\n".join(lines)))
     except BadSubmission as error:
         refused = error
-    else:
-        refused = None
     if refused is not None:
         assert refused.stderr.startswith("sbatch: ")
         assert refused.exit_code in (1, 255)

@@ -1,0 +1,159 @@
+"""sbatch's words, held against the sbatch of this machine: what it makes of them, what it says, how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from slurm import sbatch_line as line
+from slurm.client import CliClient
+from slurm.sandbox import Sandbox
+from slurm.sbatch_line import BadSubmission
+
+pytestmark = pytest.mark.slurm
+
+SCRIPT = "#!/bin/bash\n#SBATCH --comment='of the script' -N1-3 # both\n#SBATCH --time=7 --job-name=scripted\nexit 0\n"
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox.start(nodes=2, mode="loopback") as started:
+        yield started
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "plain.sh").write_text("#!/bin/bash\nexit 0\n")
+    return tmp_path
+
+
+def run_sbatch(sandbox: Sandbox, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sbatch", *words],
+        env={**os.environ, **sandbox.env, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# Held jobs: nothing of this needs a node.
+SPELLINGS: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
+    (("train.sh",), {}),
+    (("-N2", "--job=a", "train.sh", "-N1", "--hold"), {}),
+    (("-Hk", "--time", "30", "--comment=x=y", "train.sh", "two words"), {}),
+    (("--nodes", "1-2", "-J", "b", "--", "train.sh"), {}),
+    (("train.sh",), {"SBATCH_TIMELIMIT": "9", "SBATCH_JOB_NAME": "of-env"}),
+    (("-t8", "plain.sh"), {"SBATCH_TIMELIMIT": "9", "SBATCH_NO_REQUEUE": "yes"}),
+    (("--requeue", "plain.sh"), {"SBATCH_NO_REQUEUE": "1"}),
+    (("--no-requeue", "plain.sh"), {"SBATCH_REQUEUE": "no"}),
+    (("--wrap=true", "-N", "1-2"), {}),
+    (("-xn2", "--part=main", "plain.sh"), {}),
+)
+
+
+def test_options_mean_to_us_what_they_mean_to_sbatch(sandbox: Sandbox, here: Path) -> None:
+    """Spelt in many ways, from the script, the environment and the command line."""
+    client = CliClient(parent={**os.environ, **sandbox.env})
+    for words, env in SPELLINGS:
+        command_line = line.parse_command_line(words)
+        text = (here / command_line.script).read_text() if command_line.script else "#!/bin/sh\n"
+        wanted = line.effective(command_line, line.read_variables(env), line.parse_directives(text))
+        done = run_sbatch(sandbox, "--hold", "--parsable", *words, env=env)
+        assert done.returncode == 0, (words, done.stderr)
+        job = client.describe_job(int(done.stdout))
+        assert job.name == wanted.job_name, words
+        assert job.nodes == (wanted.nodes.least if wanted.nodes else 1), words
+        assert job.comment == (wanted.value("comment") or ""), words
+        assert job.time_limit == (f"00:{int(wanted.time_limit):02}:00" if wanted.time_limit else "UNLIMITED"), words
+        assert job.exclude == (wanted.exclude or ""), words
+        assert job.is_requeue == (wanted.is_requeue_wanted is not False), words
+        assert job.arguments == tuple(" ".join(wanted.arguments).split()), words
+        log = line.render_log_path(wanted.output, job_id=job.job_id, job_name=job.name, user=job.user, node="n1")
+        assert job.stdout == str(here / (log or "?")), words
+
+
+REFUSED: tuple[tuple[str, ...], ...] = (
+    ("--nosuch", "plain.sh"),
+    ("-Y", "plain.sh"),
+    ("--nodes",),
+    ("-N",),
+    ("--hold=yes", "plain.sh"),
+    ("-N3-2", "plain.sh"),
+    ("-Nx", "plain.sh"),
+    ("-N1", "-wn1,n2", "plain.sh"),
+    ("-vQ", "plain.sh"),
+    ("--wrap=true", "plain.sh"),
+    ("empty.sh",),
+    ("blank.sh",),
+    ("no-shebang.sh",),
+    ("dos.sh",),
+    ("nul.sh",),
+    ("word.sh",),
+    ("quote.sh",),
+    ("colon.sh",),
+    ("nosuch.sh",),
+)
+
+
+def test_what_sbatch_refuses_by_itself_is_refused_in_its_words_and_with_its_exit_code(
+    sandbox: Sandbox, here: Path
+) -> None:
+    bodies = {
+        "empty.sh": b"",
+        "blank.sh": b" \n",
+        "no-shebang.sh": b"true\n",
+        "dos.sh": b"#!/bin/sh\r\ntrue\r\n",
+        "nul.sh": b"#!/bin/sh\n\0",
+        "word.sh": b"#!/bin/sh\n#SBATCH word\n",
+        "quote.sh": b"#!/bin/sh\n#SBATCH -J 'a\n",
+        "colon.sh": b"#!/bin/sh\n#SBATCH -N1 :\n",
+    }
+    for name, body in bodies.items():
+        (here / name).write_bytes(body)
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda words: run_sbatch(sandbox, *words), REFUSED)
+    for words, done in zip(REFUSED, answers, strict=True):
+        assert (done.stderr, done.returncode, done.stdout) == (*say_no(here, words), ""), words
+
+
+def say_no(here: Path, words: tuple[str, ...]) -> tuple[str, int]:
+    """What we would print, and how we would end."""
+    try:
+        command_line = line.parse_command_line(words)
+        if command_line.script and not (here / command_line.script).exists():
+            return line.render_unreadable_script(command_line.script), 1
+        text = line.check_text((here / command_line.script).read_bytes()) if command_line.script else ""
+        line.effective(command_line, (), line.parse_directives(text, name=command_line.script or "stdin"))
+    except BadSubmission as error:
+        return error.stderr, error.exit_code
+    return "", 0
+
+
+@pytest.mark.parametrize("words", [(), ("--parsable",), ("--quiet",), ("-Q", "--parsable")])
+def test_an_accepted_job_is_told_in_sbatchs_words(sandbox: Sandbox, here: Path, words: tuple[str, ...]) -> None:
+    wanted = line.effective(line.parse_command_line((*words, "plain.sh")))
+    done = run_sbatch(sandbox, "--hold", *words, "plain.sh")
+    job_id = int("".join(filter(str.isdecimal, done.stdout)) or 0)
+    said = line.render_submitted(job_id, is_parsable=wanted.is_parsable, is_quiet=wanted.is_quiet)
+    assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
+
+
+def test_a_refused_job_is_told_in_sbatchs_words(sandbox: Sandbox, here: Path) -> None:
+    done = run_sbatch(sandbox, "-xn9", "plain.sh")
+    assert (done.stderr, done.returncode) == (line.render_refused("Invalid node name specified"), 1)
+
+
+def test_a_wrapped_command_is_the_script_that_sbatch_makes_of_it(sandbox: Sandbox, here: Path) -> None:
+    client = CliClient(parent={**os.environ, **sandbox.env})
+    done = run_sbatch(sandbox, "--hold", "--parsable", "--wrap=echo 'a  b'")
+    assert client.fetch_script(int(done.stdout)) == line.wrap_text("echo 'a  b'")
