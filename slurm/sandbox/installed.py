@@ -21,30 +21,35 @@ _CGROUP_DISABLED_SINCE = (24, 5)
 _PROBE_TIMEOUT_S = 10
 
 
-def search_path(path: str | None = None) -> str:
-    """PATH with the system's folders for daemons added at its end."""
-    given = (os.environ.get("PATH", "") if path is None else path).split(os.pathsep)
-    return os.pathsep.join([d for d in given if d] + [d for d in _SYSTEM_DIRS if d not in given])
+def search_path(path: str | None = None, *, prefix: str = "") -> str:
+    """PATH with the system's folders for daemons added at its end, and those of the Slurm in `prefix` at its start."""
+    first = [f"{prefix}/sbin", f"{prefix}/bin"] if prefix else []
+    given = [
+        d for d in (os.environ.get("PATH", "") if path is None else path).split(os.pathsep) if d and d not in first
+    ]
+    return os.pathsep.join([*first, *given, *(d for d in _SYSTEM_DIRS if d not in given)])
 
 
-def find_tool(name: str) -> str | None:
+def find_tool(name: str, *, prefix: str = "") -> str | None:
     """Full path of a program, or None."""
-    return shutil.which(name, path=search_path())
+    return shutil.which(name, path=search_path(prefix=prefix))
 
 
-def read_slurm_shape() -> SlurmShape:
-    """What the installed Slurm has; SandboxUnavailable naming the packages when it is not there."""
-    missing = [tool for tool in _SLURM_TOOLS if find_tool(tool) is None]
+def read_slurm_shape(*, prefix: str = "") -> SlurmShape:
+    """What the installed Slurm has, or the one in `prefix`; SandboxUnavailable saying what is not there."""
+    if prefix and not os.access(f"{prefix}/sbin/slurmctld", os.X_OK):
+        raise SandboxUnavailable(f"no Slurm in {prefix}: there is no sbin/slurmctld")
+    missing = [tool for tool in _SLURM_TOOLS if find_tool(tool, prefix=prefix) is None]
     if missing:
         raise SandboxUnavailable(
             f"Slurm is not installed here ({', '.join(missing)} not found): apt-get install {_SLURM_PACKAGES}"
         )
-    slurmctld = find_tool("slurmctld") or "slurmctld"
+    slurmctld = find_tool("slurmctld", prefix=prefix) or "slurmctld"
     shown = subprocess.run([slurmctld, "-V"], capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_S)
     found = re.search(r"(\d+)\.(\d+)(\.\S+)?", shown.stdout)
     if found is None:
         raise SandboxUnavailable(f"slurmctld -V does not name a version: {shown.stdout.strip()!r}")
-    plugins = _plugin_dir()
+    plugins = _plugin_dir(prefix)
     if plugins is not None and not (plugins / "auth_none.so").exists():
         raise SandboxUnavailable(
             f"Slurm's plugin auth_none.so is missing in {plugins}: apt-get install slurm-wlm-basic-plugins"
@@ -56,18 +61,19 @@ def read_slurm_shape() -> SlurmShape:
     )
 
 
-def _plugin_dir() -> Path | None:
-    slurmctld = Path(find_tool("slurmctld") or "/usr/sbin/slurmctld").resolve()
-    prefix = slurmctld.parent.parent
+def _plugin_dir(prefix: str) -> Path | None:
+    slurmctld = Path(find_tool("slurmctld", prefix=prefix) or "/usr/sbin/slurmctld").resolve()
     patterns = ("lib/*/slurm-wlm", "lib*/slurm-wlm", "lib*/slurm", "lib/*/slurm")
-    found = [d for pattern in patterns for d in prefix.glob(pattern) if any(d.glob("select_*.so"))]
+    above = slurmctld.parent.parent
+    found = [d for pattern in patterns for d in above.glob(pattern) if any(d.glob("select_*.so"))]
     return found[0] if found else None
 
 
-def require_accounting() -> None:
+def require_accounting(*, prefix: str = "") -> None:
     """SandboxUnavailable naming the packages when slurmdbd or MariaDB is not there."""
-    plugins = _plugin_dir()
-    missing = [tool for tool in ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct") if find_tool(tool) is None]
+    plugins = _plugin_dir(prefix)
+    tools = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct")
+    missing = [tool for tool in tools if find_tool(tool, prefix=prefix) is None]
     if plugins is not None and not (plugins / "accounting_storage_mysql.so").exists():
         missing.append("accounting_storage_mysql.so")
     if missing:

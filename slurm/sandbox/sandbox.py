@@ -79,11 +79,13 @@ class Sandbox:
         min_job_age_s: int = 300,
         extra_conf: str = "",
         keep: bool = False,
+        slurm: Path | None = None,
     ) -> Self:
         """A cluster with every node idle.
 
         It ends with `stop`, or when this process ends; with `keep` only with `stop`. A directory that is given stays
-        behind with its logs, otherwise one is made and removed. `extra_conf`: lines for the end of slurm.conf.
+        behind with its logs, otherwise one is made and removed. `extra_conf`: lines for the end of slurm.conf. `slurm`:
+        the folder above the sbin and bin of another Slurm than the one on PATH.
 
         Raises:
             SandboxUnavailable: what is missing on this machine, by package or right.
@@ -91,9 +93,10 @@ class Sandbox:
         """
         if not 1 <= nodes <= _MAX_NODES:
             raise SandboxError(f"a sandbox has 1 to {_MAX_NODES} nodes, not {nodes}")
-        read_slurm_shape()
+        prefix = "" if slurm is None else str(slurm.resolve())
+        read_slurm_shape(prefix=prefix)
         if accounting:
-            require_accounting()
+            require_accounting(prefix=prefix)
         chosen, reason = _choose_mode(mode)
         sweep_leftovers()
         root = _make_directory(directory)
@@ -120,6 +123,7 @@ class Sandbox:
             accounting=accounting,
             dbd_port=ports[1],
             database_port=ports[2],
+            slurm=prefix,
             min_job_age_s=min_job_age_s,
         )
         (root / STATE_NAME).write_text(render_spec(spec))
@@ -142,7 +146,7 @@ class Sandbox:
     @property
     def env(self) -> dict[str, str]:
         """The variables that make Slurm's commands talk to this cluster."""
-        return {"SLURM_CONF": str(self._spec.conf), "PATH": search_path()}
+        return {"SLURM_CONF": str(self._spec.conf), "PATH": search_path(prefix=self._spec.slurm)}
 
     @property
     def is_running(self) -> bool:
@@ -350,7 +354,8 @@ def _launch_keeper(spec: SandboxSpec) -> tuple[int, float]:
             (os.POSIX_SPAWN_DUP2, errors.fileno(), 2),
         ]
         # Not subprocess: its object would have to live as long as the keeper, which may outlive this one.
-        pid = os.posix_spawn(argv[0], argv, os.environ, file_actions=streams, setsid=True)
+        env = {**os.environ, "PATH": search_path(prefix=spec.slurm)}
+        pid = os.posix_spawn(argv[0], argv, env, file_actions=streams, setsid=True)
     os.close(report_end)
     with open(report, "rb") as stream:  # noqa: PTH123
         answer = _read_report(stream)

@@ -66,6 +66,7 @@ class SandboxSpec:
     dbd_port: int = 0
     database_port: int = 0
     min_job_age_s: int = 300  # for how long the controller remembers an ended job; it looks every 10 s at most
+    slurm: str = ""  # the folder that holds sbin/slurmctld and bin/sbatch; empty: by PATH
 
     @property
     def root(self) -> Path:

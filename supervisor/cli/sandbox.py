@@ -49,6 +49,12 @@ def sandbox() -> None:
 )
 @click.option("--gpus-per-node", type=click.IntRange(0, 64), default=0, help="GPUs that are only files.")
 @click.option("--accounting", is_flag=True, help="Run slurmdbd on a private MariaDB, so that sacct answers.")
+@click.option(
+    "--slurm",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="PREFIX",
+    help="The folder above the sbin and bin of another Slurm than the one on PATH.",
+)
 @_DIRECTORY
 @_JSON
 def up(
@@ -57,6 +63,7 @@ def up(
     mode: Literal["auto", "isolated", "loopback"],
     gpus_per_node: int,
     accounting: bool,
+    slurm: Path | None,
     directory: Path,
     as_json: bool,
 ) -> None:
@@ -70,6 +77,7 @@ def up(
             accounting=accounting,
             directory=directory,
             keep=True,
+            slurm=slurm,
         )
     except SandboxError as error:
         raise _Refused(str(error)) from None

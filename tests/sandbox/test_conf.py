@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from slurm.sandbox.conf import SlurmShape, render_cgroup_conf, render_gres_conf, render_hosts, render_slurm_conf
-from slurm.sandbox.spec import NodeSpec, SandboxError, SandboxSpec, parse_spec, read_spec, render_spec
+from slurm.sandbox.installed import find_tool, read_slurm_shape, search_path
+from slurm.sandbox.spec import (
+    NodeSpec,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailable,
+    parse_spec,
+    read_spec,
+    render_spec,
+)
 
 DEBIAN_12 = SlurmShape(version="22.05.8", has_cred_none=True, has_cgroup_disabled=False)
 DEBIAN_13 = SlurmShape(version="24.11.5", has_cred_none=True, has_cgroup_disabled=True)
@@ -34,6 +43,28 @@ SPEC = SandboxSpec(
     user="root",
     owner_pid=None,
 )
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    """A folder that Slurm seems to be installed in."""
+    for name in ("sbin/slurmctld", "sbin/slurmd", "bin/sbatch", "bin/srun", "bin/scontrol"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\necho slurm 25.11.7\n")
+        (tmp_path / name).chmod(0o755)
+    return str(tmp_path)
+
+
+def test_a_slurm_that_is_named_is_found_before_the_one_on_path(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"/usr/bin:{prefix}/bin")
+    assert search_path(prefix=prefix).split(":")[:3] == [f"{prefix}/sbin", f"{prefix}/bin", "/usr/bin"]
+    assert search_path().split(":")[0] == "/usr/bin"
+    assert find_tool("slurmctld", prefix=prefix) == f"{prefix}/sbin/slurmctld"
+
+
+def test_a_folder_without_a_slurm_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SandboxUnavailable, match="there is no sbin/slurmctld"):
+        read_slurm_shape(prefix=str(tmp_path))
 
 
 def options(text: str) -> dict[str, str]:
