@@ -345,7 +345,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
         f"[checkpoint] verify_on_head_max_bytes must not be negative: {checkpoint.verify_on_head_max_bytes}",
     )
     yield from _progress_problems(spec)
-    for key in ("max_without_progress", "backoff_s", "backoff_max_s", "worker_restarts"):
+    for key in ("max_without_progress", "max_node_failures", "backoff_s", "backoff_max_s", "worker_restarts"):
         value = getattr(restart, key)
         yield _is_below(value), f"[restart] {key} must be 0 or more, not {value:g}"
     yield (

@@ -108,6 +108,7 @@ class RestartSpec:
     """When to try again and when to hold."""
 
     max_without_progress: int = 3  # attempts in a row that end without a newer verified checkpoint; then hold
+    max_node_failures: int = 10  # the same for attempts lost with a node: they don't use up the budget above
     backoff_s: float = 15.0  # before the second restart without progress; doubles
     backoff_max_s: float = 600.0  # the longest pause that doubling leads to
     worker_restarts: int = 0  # restarts of all workers in the running step, before a new attempt is made

@@ -26,6 +26,9 @@ from supervisor.model import (
 _FREE_ENDS = frozenset(
     {AttemptEnd.RESIZED, AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED}
 )
+# Ends that a node or the cluster brought about. They have a budget of their own: a bad week of the nodes must not use up
+# what the training's own failures are allowed.
+NODE_ENDS = frozenset({AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEnd.NODE_CHECK, AttemptEnd.VANISHED})
 # A script that knows nothing of us may start at 0 each time: without a newer checkpoint its time limit is no success.
 _FREE_ENDS_OF_SCRIPTS = _FREE_ENDS - {AttemptEnd.TIME_LIMIT}
 
@@ -36,17 +39,23 @@ class Aftermath:
 
     run: Run
     last: Attempt
-    failures: int  # attempts in a row without a newer verified checkpoint
+    failures: int  # of the training itself: attempts in a row without a newer verified checkpoint
+    node_failures: int = 0  # attempts among them that ended with a node
 
 
 def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> int:
+    """How many attempts in a row count as failures, whatever their cause (see `find_failures`)."""
+    return len(find_failures(run, attempts, checkpoints))
+
+
+def find_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> tuple[Attempt, ...]:
     """Attempts in a row, newest first, that ended without publishing a checkpoint newer than their start, verified.
 
     One that is complete and not read back yet counts as progress of the newest attempt until that is done; one of a
     foreign layout counts in any case: nothing better may be to be had.
     """
     newest = max((a.number for a in attempts), default=0)
-    count = 0
+    found = []
     for attempt in sorted(attempts, key=lambda a: a.number, reverse=True):
         if not attempt.is_over or _is_fruitful(attempt, checkpoints, may_be_unread=attempt.number == newest):
             break
@@ -55,8 +64,14 @@ def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[
         if run.released_at is not None and (attempt.over_at is None or attempt.over_at <= run.released_at):
             break
         if attempt.end not in (_FREE_ENDS if run.script is None else _FREE_ENDS_OF_SCRIPTS):
-            count += 1
-    return count
+            found.append(attempt)
+    return tuple(found)
+
+
+def judge_failures(run: Run, last: Attempt, failures: Sequence[Attempt]) -> Aftermath:
+    """An end with what it costs: each failure counts against one budget, by its cause."""
+    nodes = sum(1 for attempt in failures if attempt.end in NODE_ENDS)
+    return Aftermath(run=run, last=last, failures=len(failures) - nodes, node_failures=nodes)
 
 
 def _is_ahead(attempt: Attempt, attempts: Sequence[Attempt]) -> bool:
@@ -111,6 +126,14 @@ _AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Af
         lambda a: a.failures >= a.run.spec.restart.max_without_progress,
         RunState.HELD,
         lambda a: f"{a.failures} attempts without a newer verified checkpoint; the last one: {a.last.end_detail}",
+    ),
+    (
+        lambda a: a.node_failures >= a.run.spec.restart.max_node_failures,
+        RunState.HELD,
+        lambda a: (
+            f"{a.node_failures} attempts in a row were lost with a node, without a newer verified checkpoint; "
+            f"the last one: {a.last.end_detail}"
+        ),
     ),
 )
 

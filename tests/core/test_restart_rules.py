@@ -16,7 +16,9 @@ from supervisor.core.restarts import (
     choose_count,
     choose_size,
     count_failures,
+    find_failures,
     judge_aftermath,
+    judge_failures,
     locate,
     next_start_at,
 )
@@ -95,6 +97,30 @@ def test_the_same_step_saved_again_is_no_progress() -> None:
 def test_ends_that_are_nobodys_fault_cost_nothing(end: AttemptEnd) -> None:
     """Cases RR-03, RR-05: five preemptions and one failure are one failure."""
     assert count_failures(RUN, [*(over(n, end) for n in range(1, 6)), over(6)], []) == 1
+
+
+def test_failures_of_nodes_and_of_the_code_have_budgets_of_their_own() -> None:
+    """Case RR-05: five node failures and two crashes are two crashes."""
+    ends = [*[AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEnd.NODE_CHECK] * 3, *[AttemptEnd.CRASHED] * 2]
+    ended = [over(number, end) for number, end in enumerate(ends, 1)]
+    costs = judge_failures(RUN, ended[-1], find_failures(RUN, ended, []))
+    assert (costs.failures, costs.node_failures) == (2, 9)
+    assert judge_aftermath(costs) is None
+    third = judge_failures(RUN, ended[-1], find_failures(RUN, [*ended, over(12)], []))
+    judged = judge_aftermath(third)
+    assert judged is not None
+    assert judged[1].startswith("3 attempts without a newer verified checkpoint")
+
+
+def test_nodes_that_fail_again_and_again_without_progress_hold_the_run_too() -> None:
+    """Case RR-05."""
+    ended = [over(number, AttemptEnd.VANISHED) for number in range(1, 11)]
+    assert judge_aftermath(judge_failures(RUN, ended[8], find_failures(RUN, ended[:9], []))) is None
+    judged = judge_aftermath(judge_failures(RUN, ended[9], find_failures(RUN, ended, [])))
+    assert judged is not None
+    assert judged[0] is RunState.HELD
+    assert "10 attempts in a row were lost with a node" in judged[1]
+    assert not find_failures(RUN, ended, [checkpoint(100, 10)])
 
 
 def test_saving_again_and_again_without_a_verified_checkpoint_is_counted() -> None:

@@ -44,9 +44,8 @@ def settle_run(draft: Draft, name: str) -> None:
         return
     if run.released_at is not None and last.over_at is not None and last.over_at <= run.released_at:
         return  # a person has looked at this end and said: go on
-    failures = restarts.count_failures(run, draft.attempts(name), draft.checkpoints(name))
-    aftermath = restarts.Aftermath(run=run, last=last, failures=failures)
-    judged = restarts.judge_aftermath(aftermath)
+    failures = restarts.find_failures(run, draft.attempts(name), draft.checkpoints(name))
+    judged = restarts.judge_aftermath(restarts.judge_failures(run, last, failures))
     if judged is None:
         return
     state, reason = judged
