@@ -26,8 +26,8 @@ from supervisor.model import (
 _FREE_ENDS = frozenset(
     {AttemptEnd.RESIZED, AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED}
 )
-# Ends that a node or the cluster brought about. They have a budget of their own: a bad week of the nodes must not use up
-# what the training's own failures are allowed.
+# Ends that a node or the cluster brought about. They have a budget of their own: a bad week of the nodes must not use
+# up what the training's own failures are allowed.
 NODE_ENDS = frozenset({AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEnd.NODE_CHECK, AttemptEnd.VANISHED})
 # A script that knows nothing of us may start at 0 each time: without a newer checkpoint its time limit is no success.
 _FREE_ENDS_OF_SCRIPTS = _FREE_ENDS - {AttemptEnd.TIME_LIMIT}
