@@ -20,6 +20,7 @@ from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable
 from slurm.submission import render_batch_script
 from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
+from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
 from supervisor.model import (
@@ -41,7 +42,7 @@ from supervisor.model import (
 )
 from supervisor.parts import Readbacks, RunOwners
 from supervisor.rundir import RunDirUnreadable
-from supervisor.scripts import fill, is_first_submission, placeholders, render_submission
+from supervisor.scripts import fill, find_shared_log, is_first_submission, placeholders, render_submission
 from supervisor.store import Store
 from supervisor.submissions import SubmissionLost, Submissions
 from trainer import contract
@@ -203,6 +204,7 @@ class Executor:
             request = self._prepare(run, attempt, attempts)
         except SubmissionLost as error:
             return self._refuse_attempt(attempt, AttemptEnd.DO_NOT_RESTART, str(error))
+        attempt = self._note_log_offset(intent, run, attempt)
         self._mark(intent)
         try:
             submitted = self._client.submit(request)
@@ -308,6 +310,21 @@ class Executor:
             identity=owner,
             is_first=is_first_submission(attempts, attempt.number),
         )
+
+    def _note_log_offset(self, intent: Intent, run: Run, attempt: Attempt) -> Attempt:
+        """The attempt with the size of a log that earlier ones wrote to: what stands there is not its own."""
+        log = find_shared_log(run, user=user_name(run.owner_uid))
+        if log is None or intent.tries > 0:
+            return attempt
+        view = self._owners.reader(run).read(
+            run.name, run.spec.run_dir, attempt.number, is_final=False, deadline_s=_READ_DEADLINE_S, log_path=log
+        )
+        if view.log is None or not view.log.value:
+            return attempt
+        after = replace(attempt, log_offset=view.log.value)
+        fact = Fact(record=after, reason="the log has lines of before")
+        self._store.settle(intent, IntentState.OPEN, intent.outcome, self._clock.now(), facts=(fact,))
+        return after
 
     # ---------------------------------------------------------------- cancel, drain
 

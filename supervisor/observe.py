@@ -10,6 +10,7 @@ from typing import TypedDict
 
 from slurm.client import SlurmClient
 from slurm.types import JobRecord, NodeRecord
+from supervisor.accounts import user_name
 from supervisor.attribution.attribute import attribute
 from supervisor.clock import Clock
 from supervisor.config import Settings
@@ -29,6 +30,7 @@ from supervisor.model import (
 from supervisor.parts import Ports, Readbacks, RunOwners, SlurmAnswers, Sweeps
 from supervisor.ports import PortWatch
 from supervisor.rundir import RunDirUnreadable
+from supervisor.scripts import find_log
 from supervisor.slurmwatch import SlurmWatch
 from supervisor.verify import Verifier
 
@@ -170,7 +172,7 @@ class Observer:
 
     def _read_run(self, run: Run, last: Attempt | None, job: JobRecord | None) -> Fresh[RunView] | Stale:
         asked_at = self._clock.now()
-        sources = _sources(run)
+        sources = _sources(run, last)
         if last is None and not sources:  # the folders are made with the first attempt: there is nothing to read yet
             return Fresh(value=RunView(attempt=0), asked_at=asked_at)
         number = last.number if last is not None else 0
@@ -229,14 +231,20 @@ class Observer:
 class _Sources(TypedDict, total=False):
     """Where a training that knows nothing of the contract leaves its signs; empty for one that keeps it."""
 
+    log_path: Path | None
+    log_offset: int
     pattern: str
     checkpoint_directory: Path | None
     layout: str
 
 
-def _sources(run: Run) -> _Sources:
+def _sources(run: Run, last: Attempt | None) -> _Sources:
     spec = run.spec
     sources = _Sources()
+    if run.script is not None and last is not None:
+        log = find_log(run, last, user=user_name(run.owner_uid))
+        if log is not None:
+            sources["log_path"], sources["log_offset"] = log, last.log_offset
     if spec.progress.pattern:
         sources["pattern"] = spec.progress.pattern
     if spec.checkpoint.layout != "supervisor":
