@@ -27,6 +27,7 @@ from slurm import commands
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmUnavailable, SlurmUnreadable
 from slurm.hostlist import expand_nodes
+from slurm.json_form import Notice
 from slurm.parse import read_reason
 from slurm.states import parse_job_state, parse_node_state
 from slurm.types import (
@@ -76,18 +77,18 @@ def choose_client(
     parent: Mapping[str, str],
     timeout_s: float,
     check_limit_s: float = CHECK_LIMIT_S,
-    say: Callable[[str], None] = lambda _: None,
+    on_notice: Notice = lambda _sentence: None,
 ) -> Choice:
     """The client by pyslurm when it imports and is of the cluster's release, else `cli`; never an error.
 
     `parent`: the environment that PATH, SLURM_CONF and PYTHONPATH are taken from. Without pyslurm this takes no time;
-    with it at most `check_limit_s`. `say` is told, once each time, when a chosen pyslurm is given up for a while.
+    with it at most `check_limit_s`. `on_notice` is told, once each time, when a chosen pyslurm is given up for a while.
     """
     if wanted == "cli":
         return Choice(client=cli, kind="cli", reason="as configured")
     if not is_findable(parent):
         return Choice(client=cli, kind="cli", reason="pyslurm is not installed")
-    client = PyslurmClient(cli=cli, parent=parent, timeout_s=timeout_s, say=say)
+    client = PyslurmClient(cli=cli, parent=parent, timeout_s=timeout_s, on_notice=on_notice)
     obstacle = _find_obstacle(client, check_limit_s)
     if obstacle is not None:
         client.close()
@@ -133,12 +134,12 @@ class PyslurmClient:
         cli: SlurmClient,
         parent: Mapping[str, str],
         timeout_s: float,
-        say: Callable[[str], None] = lambda _: None,
+        on_notice: Notice = lambda _sentence: None,
     ) -> None:
         self._cli = cli
         self._environment = child_environment(parent)
         self._timeout_s = timeout_s
-        self._say = say
+        self._on_notice = on_notice
         self._lock = threading.Lock()
         self._child: _Child | None = None
         # By question: a library that trips over one job must not be thought well because it can read the nodes.
@@ -207,7 +208,10 @@ class PyslurmClient:
             if failures < _FAILURES_TO_CLI:
                 raise
             self._cli_until[question] = time.monotonic() + _RETRY_AFTER_S
-            self._say(f"{question} by the command line for {_RETRY_AFTER_S:g} s: {failures} failures in a row: {error}")
+            self._on_notice(
+                f"{question} by the commands, not by pyslurm, for {_RETRY_AFTER_S:g} s: "
+                f"{failures} failures in a row, the last one: {error}"
+            )
             return by_cli()
         self._failures[question] = 0
         return value

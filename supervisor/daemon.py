@@ -34,7 +34,7 @@ from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
 from supervisor.parts import RunOwners
-from supervisor.requests import READING, Rights, handle
+from supervisor.requests import LOOK_AGAIN, READING, Rights, handle
 from supervisor.slurmwatch import NOT_ASKED, Answers
 from supervisor.store import LedgerDamaged, Store
 from supervisor.submissions import Submissions
@@ -272,7 +272,11 @@ class Daemon:
             return False
         changed = False
         for request in self._control.poll(0.0):
-            reply = handle(request, self._store, self._clock.now(), self._rights, self._submissions)
+            jobs = self.observer.slurm.answers.jobs
+            reply = handle(request, self._store, self._clock.now(), self._rights, self._submissions, jobs)
+            if reply.get("code") == LOOK_AGAIN:
+                self.observer.ask_again()
+                changed = True
             self._control.answer(request, reply)
             is_accepted = bool(reply.get("ok")) and request.verb not in READING
             changed = changed or is_accepted
@@ -385,13 +389,12 @@ def _client(settings: Settings) -> SlurmClient:
         parent["SLURM_CONF"] = str(settings.slurm.conf)
     timeout_s = settings.slurm.command_timeout_s
     log = structlog.get_logger("daemon")
-    cli = CliClient(
-        timeout_s=timeout_s,
-        parent=parent,
-        form=settings.slurm.form,
-        on_notice=lambda sentence: log.warning("slurm.noticed", reason=sentence),
-    )
-    choice = choose_client(settings.slurm.client, cli=cli, parent=parent, timeout_s=timeout_s)
+
+    def notice(sentence: str) -> None:
+        log.warning("slurm.noticed", reason=sentence)
+
+    cli = CliClient(timeout_s=timeout_s, parent=parent, form=settings.slurm.form, on_notice=notice)
+    choice = choose_client(settings.slurm.client, cli=cli, parent=parent, timeout_s=timeout_s, on_notice=notice)
     say = log.warning if settings.slurm.client not in {"auto", choice.kind} else log.info
     say("client.chosen", client=choice.kind, reason=choice.reason)
     return choice.client

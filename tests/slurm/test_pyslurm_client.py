@@ -194,7 +194,7 @@ def test_after_three_failures_in_a_row_the_command_line_is_asked_and_it_is_said_
 ) -> None:
     said: list[str] = []
     rig.plan(dies="jobs")
-    pyslurm = client(say=said.append)
+    pyslurm = client(on_notice=said.append)
     for _ in range(2):
         with pytest.raises(SlurmUnavailable):
             pyslurm.fetch_jobs()
@@ -202,7 +202,7 @@ def test_after_three_failures_in_a_row_the_command_line_is_asked_and_it_is_said_
     assert said == []
     assert [pyslurm.fetch_jobs().jobs for _ in range(3)] == [(), (), ()]
     assert len(said) == 1
-    assert "jobs by the command line" in said[0]
+    assert "jobs by the commands" in said[0]
     assert len(pyslurm.fetch_nodes().nodes) == 1
 
 
