@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 FAILED_EXIT = 119  # none of Slurm's tools ends so
 MARK = "exec_as: "  # what its own errors begin with
@@ -43,34 +43,46 @@ def render_order(
     return json.dumps(order).encode("ascii")  # what is not UTF-8 stands in it as lone surrogates
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    tool: str
+    argv: list[str]
+    environment: dict[str, str]
+    uid: int | None
+    gid: int | None
+    umask: int | None
+    directory: str | None
+
+
 def main() -> int:
     """Never returns when all went well: this process is the tool then."""
     try:
-        order = json.loads(sys.stdin.buffer.read())
+        order = _Order(**json.loads(sys.stdin.buffer.read()))
         _close_input()
-    except (ValueError, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         return _fail(f"the order can't be read: {error}")
-    if order["uid"] is not None:
+    if (order.uid is None) is not (order.gid is None):
+        return _fail("a uid needs a gid, and a gid a uid")
+    if order.uid is not None and order.gid is not None:
         try:
-            _become(order["uid"], order["gid"])
+            _become(order.uid, order.gid)
         except (OSError, OverflowError) as error:
-            return _fail(f"can't run as uid {order['uid']}, gid {order['gid']}: {_words(error)}")
-    if order["umask"] is not None:
-        os.umask(order["umask"])
+            return _fail(f"can't run as uid {order.uid}, gid {order.gid}: {_words(error)}")
+    if order.umask is not None:
+        os.umask(order.umask)
     return _run(order)
 
 
-def _run(order: Mapping[str, Any]) -> int:
-    directory = order["directory"]
-    if directory is not None:
+def _run(order: _Order) -> int:
+    if order.directory is not None:
         try:
-            os.chdir(directory)
+            os.chdir(order.directory)
         except (OSError, ValueError) as error:
-            return _fail(f"{directory}: {_words(error)}")
+            return _fail(f"{order.directory}: {_words(error)}")
     try:
-        os.execve(order["tool"], order["argv"], order["environment"])  # noqa: S606 - that is what it is for
+        os.execve(order.tool, order.argv, order.environment)  # noqa: S606 - that is what it is for
     except (OSError, ValueError) as error:
-        return _fail(f"{order['tool']}: {_words(error)}")
+        return _fail(f"{order.tool}: {_words(error)}")
 
 
 def _close_input() -> None:
