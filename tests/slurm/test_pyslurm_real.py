@@ -90,8 +90,8 @@ def nodes_of(listing: NodeListing) -> dict[str, dict[str, object]]:
     }
 
 
-def test_both_clients_say_the_same_of_jobs_nodes_and_cluster(
-    sandbox: Sandbox, cli: CliClient, client: PyslurmClient, tmp_path: Path
+def test_pyslurm_text_and_json_say_the_same_of_jobs_nodes_and_cluster(
+    sandbox: Sandbox, cli: CliClient, client: PyslurmClient, parent: dict[str, str], tmp_path: Path
 ) -> None:
     ended = {
         submit(cli, tmp_path, "good", "exit 0"),
@@ -114,6 +114,11 @@ def test_both_clients_say_the_same_of_jobs_nodes_and_cluster(
         assert jobs_of(client.fetch_jobs()) == jobs_of(cli.fetch_jobs())
         assert nodes_of(client.fetch_nodes()) == nodes_of(cli.fetch_nodes())
         assert client.fetch_cluster() == cli.fetch_cluster()
+        noticed: list[str] = []
+        by_json = CliClient(parent=parent, form="json", on_notice=noticed.append)
+        assert jobs_of(by_json.fetch_jobs()) == jobs_of(cli.fetch_jobs())
+        assert nodes_of(by_json.fetch_nodes()) == nodes_of(cli.fetch_nodes())
+        assert noticed == []  # the JSON was used
     finally:
         sandbox.revive("n2")
         cli.undrain("n3")
