@@ -8,6 +8,7 @@ everything else (tuples, nested records) JSON. A NaN has no place in SQL: it com
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -15,8 +16,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 Value = str | int | float | None
 Row = dict[str, Value]
@@ -109,6 +108,8 @@ def _to_instant(text: str) -> datetime:
 
 
 def _to_json(value: object) -> str:
+    import msgspec  # what only reads the ledger starts sooner without it
+
     try:
         return msgspec.json.encode(value, enc_hook=_plain).decode()
     except UnicodeEncodeError:
@@ -132,10 +133,34 @@ def _plain(value: object) -> str:
 
 
 def _json_decoder(hint: Any) -> Callable[[str], Any]:
-    return msgspec.json.Decoder(hint, dec_hook=_from_plain).decode
+    build = _builder(hint)
+    return lambda text: build(() if text == "[]" else json.loads(text))  # most lists are empty, in every row of nodes
 
 
-def _from_plain(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    raise NotImplementedError(f"{kind.__name__} has no JSON form")
+def _builder(hint: Any) -> Callable[[Any], Any]:
+    """Makes a value of type `hint` from what JSON holds of it. TypeError for a type that no record has."""
+    inner = _without_none(hint)
+    if inner is not hint:
+        build = _builder(inner)
+        return lambda value: None if value is None else build(value)
+    if typing.get_origin(hint) is tuple and typing.get_args(hint)[1:] == (...,):
+        build = _builder(typing.get_args(hint)[0])
+        return tuple if build is _as_it_is else lambda value: tuple(build(item) for item in value)
+    if typing.get_origin(hint) is typing.Literal or hint in (str, int, bool):
+        return _as_it_is
+    if hint in (float, Path) or (isinstance(hint, type) and issubclass(hint, StrEnum)):
+        return typing.cast("Callable[[Any], Any]", hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _record_builder(hint)
+    raise TypeError(f"{hint} has no form in JSON")
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _record_builder(kind: type) -> Callable[[Any], Any]:
+    """Keys that are no field are ignored, missing ones have their default: an older or newer release wrote them."""
+    hints = typing.get_type_hints(kind)
+    builders = [(field.name, _builder(hints[field.name])) for field in dataclasses.fields(kind)]
+    return lambda value: kind(**{name: build(value[name]) for name, build in builders if name in value})

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 MAX_FILE_BYTES = 1024 * 1024
 _MAX_DOTS = 128  # in one line; tomllib takes time quadratic in the parts of a dotted key
 _MAX_HEADER_DOTS = 16  # each key below a header costs time for each of its parts
@@ -72,6 +70,8 @@ def load_toml(text: str, source: str) -> dict[str, Any]:
 
 def convert_record(kind: type[R], raw: Mapping[str, Any], source: str) -> R:
     """A record of dataclass `kind` from a TOML document: unknown keys, wrong types and odd numbers are refused."""
+    import msgspec
+
     _refuse_unknown_keys(kind, raw, source, ())
     try:
         return msgspec.convert(raw, type=kind, strict=True, dec_hook=_decode)

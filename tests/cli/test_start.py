@@ -16,7 +16,7 @@ from tests.store.records import NOW, attempt, plan, run
 
 # What `supervisor status` may import besides the standard library, and how much of ours. Importing sqlite-utils takes
 # longer than all of these; a module more costs every call of the command (bench-scale times it).
-THIRD_PARTY = {"click", "msgspec", "typing_extensions"}
+THIRD_PARTY = {"click"}
 MOST_OWN_MODULES = 26
 NEVER = (
     "asyncio",
