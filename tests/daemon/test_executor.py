@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -122,6 +123,7 @@ def test_the_attempts_files_are_there_before_its_job(bench: Bench) -> None:
 
 
 def test_a_job_whose_reply_was_lost_is_found_by_its_token(bench: Bench) -> None:
+    """SB-05."""
     bench.slurm.plan("submit", Fault.LOST_REPLY)
     submit(bench)
     bench.settle()
@@ -131,6 +133,7 @@ def test_a_job_whose_reply_was_lost_is_found_by_its_token(bench: Bench) -> None:
 
 
 def test_a_request_that_was_lost_is_repeated_only_after_its_time(bench: Bench) -> None:
+    """SB-05: after both sources were asked, and longer than Slurm may take it in."""
     bench.slurm.plan("submit", Fault.LOST_REQUEST)
     submit(bench)
     bench.settle()
@@ -142,6 +145,7 @@ def test_a_request_that_was_lost_is_repeated_only_after_its_time(bench: Bench) -
 
 
 def test_a_request_that_arrives_late_is_not_repeated(bench: Bench) -> None:
+    """SB-06."""
     bench.slurm.plan("submit", Fault.LATE)
     submit(bench)
     bench.settle()
@@ -152,6 +156,7 @@ def test_a_request_that_arrives_late_is_not_repeated(bench: Bench) -> None:
 
 
 def test_of_two_jobs_with_one_token_the_older_stays(bench: Bench) -> None:
+    """SB-06: and it is told."""
     bench.slurm.late = bench.slurm.late * 10
     bench.slurm.plan("submit", Fault.LATE, Fault.LOST_REPLY)
     submit(bench)
@@ -161,6 +166,24 @@ def test_of_two_jobs_with_one_token_the_older_stays(bench: Bench) -> None:
     states = {j.job_id: j.is_live for j in bench.slurm.jobs()}
     assert states == {1: True, 2: False}
     assert bench.attempt.job_id == 1
+    assert bench.slurm.job(2).start_at is None
+    assert "twin 2 was cancelled" in bench.intent.outcome
+
+
+def test_a_controller_that_cannot_be_reached_costs_the_run_nothing(bench: Bench) -> None:
+    """SB-10: tried again more and more seldom, the attempt stays the same."""
+    bench.slurm.plan("submit", *[Fault.UNAVAILABLE] * 3)
+    submit(bench)
+    tried_after: list[int] = []
+    for second in range(60):
+        before = bench.slurm.calls.count("submit")
+        bench.after(1)
+        if bench.slurm.calls.count("submit") > before:
+            tried_after.append(second)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tried_after)]
+    assert (bench.attempt.number, bench.attempt.state, len(bench.slurm.jobs())) == (1, AttemptState.SUBMITTED, 1)
+    assert len(tried_after) == 4
+    assert gaps == sorted(gaps)
 
 
 def test_a_look_up_that_does_not_answer_settles_nothing(bench: Bench) -> None:
@@ -186,6 +209,7 @@ def test_a_look_up_that_is_refused_does_not_mean_that_the_submission_was(bench: 
 
 
 def test_a_submission_that_slurm_refuses_ends_its_attempt(bench: Bench) -> None:
+    """SB-10: with Slurm's words; the run is held by it (core)."""
     bench.slurm.plan("submit", Fault.REFUSED)
     submit(bench)
     bench.settle()
