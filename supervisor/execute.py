@@ -150,7 +150,7 @@ class Executor:
                 case IntentKind.CANCEL:
                     return self._cancel(intent)
                 case IntentKind.CLAIM:
-                    return Outcome(state=IntentState.REFUSED, text="adoption is not built yet")
+                    return self._claim(intent, run, _find_attempt(world, intent))
                 case IntentKind.DRAIN:
                     return self._drain(intent, world)
                 case IntentKind.VERIFY:
@@ -326,7 +326,19 @@ class Executor:
         self._store.settle(intent, IntentState.OPEN, intent.outcome, self._clock.now(), facts=(fact,))
         return after
 
-    # ---------------------------------------------------------------- cancel, drain
+    # ---------------------------------------------------------------- cancel, claim, drain
+
+    def _claim(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> Outcome:
+        """Put our token on an adopted job: it is found by that, whatever becomes of its number."""
+        if run is None or attempt is None or attempt.is_over or intent.job_id is None:
+            return Outcome(state=IntentState.WITHDRAWN, text="the job is over")
+        self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
+        uid, gid = self._owners.identity(run)
+        self._mark(intent)
+        self._client.claim(
+            intent.job_id, attempt.token, None if uid is None or gid is None else Identity(uid=uid, gid=gid)
+        )
+        return Outcome(state=IntentState.DONE, text=f"job {intent.job_id} carries our token")
 
     def _cancel(self, intent: Intent) -> Outcome:
         self._mark(intent)

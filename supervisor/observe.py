@@ -108,6 +108,10 @@ class Observer:
             }
         )
 
+    def ask_again(self) -> None:
+        """Have Slurm asked in the next cycle, whatever its last answer's age."""
+        self._wants_answer = True
+
     def close(self) -> None:
         self.slurm.close()
         self._ports.close()

@@ -10,16 +10,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 from slurm.sbatch_options import BadSubmission
-from supervisor.accounts import user_name
+from slurm.types import JobRecord
+from supervisor.accounts import find_account, user_name
 from supervisor.config import ConfigError, parse_run_file
 from supervisor.control import Peer, Request, failure
 from supervisor.ledger import LedgerUnusable
-from supervisor.model import Attempt, Intent, IntentState, Run, RunState
+from supervisor.model import (
+    Attempt,
+    AttemptState,
+    Fresh,
+    Intent,
+    IntentKind,
+    IntentState,
+    Run,
+    RunState,
+    Stale,
+)
 from supervisor.scripts import Handed, NotSupervised, Script, read_handed, read_script, settle_names
 from supervisor.submissions import Submission
 from supervisor.tomlfile import load_toml
@@ -32,6 +43,9 @@ UNKNOWN_RUN = "unknown_run"
 NOT_ALLOWED = "not_allowed"
 CONFLICT = "conflict"
 LEDGER = "ledger"
+LOOK_AGAIN = "look_again"  # Slurm is being asked: the same request again, soon
+UNKNOWN_JOB = "unknown_job"
+SLURM = "slurm"  # Slurm does not answer
 SBATCH = "sbatch"  # what sbatch itself refuses: `stderr` and `exit_code` are its own
 
 MAX_RUN_FILE_CHARS = 128 * 1024
@@ -95,6 +109,9 @@ class Rights:
     admin_gid: int | None = None  # members may change every run
 
 
+Jobs = Fresh[Mapping[int, JobRecord]] | Stale
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A request and what is known about it."""
@@ -105,8 +122,9 @@ class Asked:
     now: datetime
     rights: Rights
     runs: tuple[Run, ...] = ()  # all of them, where names are given
-    attempts: tuple[Attempt, ...] = ()  # of the run
+    attempts: tuple[Attempt, ...] = ()  # of the run; of all that go on, where a job is adopted
     refusals: tuple[Intent, ...] = ()  # acts of the run that Slurm refused
+    jobs: Jobs | None = None  # Slurm's newest answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +146,19 @@ class Decision:
 
 
 def handle(
-    request: Request, ledger: RequestLedger, now: datetime, rights: Rights, keeper: Keeper | None = None
+    request: Request,
+    ledger: RequestLedger,
+    now: datetime,
+    rights: Rights,
+    keeper: Keeper | None = None,
+    jobs: Jobs | None = None,
 ) -> dict[str, Any]:
     """The answer to one request, after its effect is committed.
 
     A ledger that can't be written now (disk full, locked) is an answer too: nothing was changed, the service goes on.
     """
     try:
-        asked = _look_up(request, ledger, now, rights)
+        asked = _look_up(request, ledger, now, rights, jobs)
         decision = decide(asked)
         if decision.changes and not _is_dry_run(request):
             _commit(asked, decision, ledger, keeper)
@@ -144,17 +167,22 @@ def handle(
     return decision.reply
 
 
-def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rights) -> Asked:
+def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rights, jobs: Jobs | None) -> Asked:
     name = _run_name(request)
     asks_job = request.verb == "job" and name is not None
+    runs = ledger.load_runs() if request.verb in _NAMES_RUNS else ()
+    attempts = ledger.load_attempts(name) if asks_job and name else ()
+    if request.verb == "adopt":
+        attempts = tuple(a for run in runs if run.state not in _ENDED for a in ledger.load_attempts(run.name))
     return Asked(
         request=request,
         name=name,
         known=ledger.load_run(name) if name else None,
         now=now,
         rights=rights,
-        runs=ledger.load_runs() if request.verb in _NAMES_RUNS else (),
-        attempts=ledger.load_attempts(name) if asks_job and name else (),
+        runs=runs,
+        attempts=attempts,
+        jobs=jobs,
         refusals=tuple(i for i in ledger.load_intents() if i.run == name) if asks_job else (),
     )
 
@@ -296,6 +324,103 @@ def _script_run(asked: Asked, script: Script, owner: tuple[int, int]) -> Run:
     )
 
 
+# ---- adopt
+
+_ANSWER_MAX_AGE_S = 4.0  # a job is adopted by what Slurm says now
+
+
+def _adopt(asked: Asked) -> Decision:
+    """A job that is there already: checked against Slurm's own answer, then a run with its first attempt."""
+    request = asked.request
+    job = _find_job(asked)
+    if isinstance(job, Decision):
+        return job
+    owner = _owner_of_job(asked, job)
+    if isinstance(owner, Decision):
+        return owner
+    read = _read_script(request)
+    if isinstance(read, Decision):
+        return read
+    handed, script = read
+    # Its jobs keep the name that the job has: singleton must see it.
+    script = dataclasses.replace(script, script=dataclasses.replace(script.script, job_name=job.name))
+    named = _name_script(asked, script, owner[0])
+    if isinstance(named, Decision):
+        return named
+    run = _script_run(asked, named, owner)
+    attempt = _adopted_attempt(run, job, asked.now)
+    claim = Intent(
+        kind=IntentKind.CLAIM,
+        key=f"claim:{job.job_id}:{run.name}",
+        reason=f"job {job.job_id} is adopted",
+        run=run.name,
+        attempt=attempt.number,
+        job_id=job.job_id,
+    )
+    reply = {
+        **_granted(request, run, f"job {job.job_id} is adopted as run {run.name}"),
+        "job_id": job.job_id,
+        "notes": list(named.notes),
+    }
+    submission = Submission(text=handed.text, environment=script.environment)
+    return Decision(run=run, why=run.reason, reply=reply, submission=submission, attempts=(attempt,), intents=(claim,))
+
+
+def _find_job(asked: Asked) -> JobRecord | Decision:
+    job_id, jobs = asked.request.body.get("job_id"), asked.jobs
+    if type(job_id) is not int or not 0 < job_id < 2**32:
+        return _refuse(BAD_INPUT, "adopt needs the number of a job")
+    if jobs is None or isinstance(jobs, Stale):
+        why = f": {jobs.why}" if jobs is not None else ""
+        return _refuse(SLURM, f"Slurm does not answer now, so no job can be adopted{why}")
+    if (asked.now - jobs.asked_at).total_seconds() > _ANSWER_MAX_AGE_S:
+        return _refuse(LOOK_AGAIN, "Slurm is being asked")
+    job = jobs.value.get(job_id)
+    if job is None:
+        return _refuse(UNKNOWN_JOB, f"Slurm knows no job {job_id}")
+    if job.is_ended:
+        return _refuse(
+            CONFLICT, f"job {job_id} has ended already ({job.raw_state}): submit it with `supervisor sbatch`"
+        )
+    ours = next((a for a in asked.attempts if a.job_id == job_id or a.token == job.comment), None)
+    if ours is not None:
+        return _refuse(CONFLICT, f"job {job_id} is supervised already: it is attempt {ours.number} of run {ours.run}")
+    return job
+
+
+def _owner_of_job(asked: Asked, job: JobRecord) -> tuple[int, int] | Decision:
+    account = find_account(job.user)
+    if account is None:
+        return _refuse(BAD_INPUT, f"job {job.job_id} belongs to {job.user!r}, whom this host does not know")
+    if not _may_adopt(asked, account[0]):
+        return _refuse(
+            NOT_ALLOWED,
+            f"job {job.job_id} belongs to {job.user}: {user_name(asked.request.peer.uid)} may not adopt it",
+        )
+    if asked.rights.service_uid not in {0, account[0]}:
+        return _refuse(NOT_ALLOWED, _one_account(asked.rights, account[0]))
+    return account
+
+
+def _may_adopt(asked: Asked, owner_uid: int) -> bool:
+    peer, rights = asked.request.peer, asked.rights
+    return peer.uid in {0, owner_uid} or (rights.admin_gid is not None and rights.admin_gid in peer.groups)
+
+
+def _adopted_attempt(run: Run, job: JobRecord, now: datetime) -> Attempt:
+    submit_at = job.submit_at or now
+    return Attempt(
+        run=run.name,
+        number=1,
+        token=f"sup:{run.name}:1:{int(run.created_at.timestamp()):x}",
+        state=AttemptState.SUBMITTED,
+        job_id=job.job_id,
+        nodes_wanted=len(job.nodes) or run.spec.nodes.max,
+        planned_at=max(now, submit_at + timedelta(microseconds=1)),
+        submitted_at=submit_at,
+    )
+
+
 def _job(asked: Asked) -> Decision:
     """What has become of a run's newest submission: what `supervisor sbatch` waits for."""
     if asked.known is None or asked.name is None:
@@ -386,6 +511,7 @@ _VERBS: Mapping[str, _Verb] = {
     "job": _job,
     "submit": _submit,
     "sbatch": _sbatch,
+    "adopt": _adopt,
     "stop": _stop,
     "pause": _pause,
     "resume": _resume,
@@ -451,12 +577,15 @@ def _owner(request: Request, rights: Rights) -> tuple[int, int] | Decision:
     if (uid, gid) != (request.peer.uid, request.peer.gid) and request.peer.uid != 0:
         return _refuse(NOT_ALLOWED, "only root may submit for another user")
     if rights.service_uid not in {0, uid}:
-        return _refuse(
-            NOT_ALLOWED,
-            f"this service runs as {user_name(rights.service_uid)} and can submit only that account's jobs, not those "
-            f"of {user_name(uid)}",
-        )
+        return _refuse(NOT_ALLOWED, _one_account(rights, uid))
     return uid, gid
+
+
+def _one_account(rights: Rights, uid: int) -> str:
+    return (
+        f"this service runs as {user_name(rights.service_uid)} and can submit only that account's jobs, not those of "
+        f"{user_name(uid)}"
+    )
 
 
 def _is_id(value: object) -> bool:

@@ -27,7 +27,7 @@ from slurm.sbatch_line import (
     wrap_text,
 )
 from slurm.sbatch_options import name_of
-from slurm.types import Identity, SubmitRequest
+from slurm.types import Identity, JobDescription, SubmitRequest
 from supervisor.config import check_supervision
 from supervisor.model import Attempt, AttemptEnd, Run, RunSpec, ScriptSpec
 from supervisor.submissions import digest_of
@@ -201,6 +201,65 @@ def _notes(wanted: Effective) -> list[str]:
     if wanted.nodelist is not None:
         notes.append("--nodelist binds every attempt to these nodes: a broken one of them can't be left out")
     return notes
+
+
+# ---------------------------------------------------------------- a job that is there already
+
+_MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
+_GRES_OPTIONS = ("gres", "gpus-per-node", "gpus", "gpus-per-task", "gpus-per-socket")
+
+
+def describe_resubmission(job: JobDescription, text: str) -> tuple[str, ...]:
+    """The words that submit a job's script again as the job is: its options were the person's, and are not all told.
+
+    Raises BadSubmission, NotSupervised.
+    """
+    lines = effective(parse_command_line(()), (), parse_directives(text, name="script"))
+    options = {
+        "job-name": job.name,
+        "nodes": str(job.nodes),
+        "chdir": job.work_dir,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "reservation": job.reservation,
+        "time": "" if job.time_limit == "Partition_Limit" else job.time_limit,
+        "constraint": job.features,
+        "exclude": job.exclude,
+        "nodelist": job.node_list_asked,
+        "cpus-per-task": "" if job.cpus_per_task == "1" else job.cpus_per_task,
+        "mem": ""
+        if job.memory_per_node == "0" or lines.has("mem", "mem-per-cpu", "mem-per-gpu")
+        else job.memory_per_node,
+        "gres": "" if lines.has(*_GRES_OPTIONS) else re.sub(r"\bgres[:/]", "", job.tres_per_node),
+        "output": _describe_output(job, lines),
+        **_describe_tasks(job, lines),
+    }
+    # What an #SBATCH line says as well stands there.
+    words = [f"--{name}={value}" for name, value in options.items() if value and lines.value(name) != value]
+    script = job.command.split(" ")[0] or None
+    return (*words, script, *job.arguments) if script is not None else tuple(words)
+
+
+def _describe_tasks(job: JobDescription, lines: Effective) -> dict[str, str]:
+    if job.ntasks is None or lines.has("ntasks", "ntasks-per-node"):
+        return {}
+    each, left = divmod(job.ntasks, max(1, job.nodes))
+    if left:
+        return {"ntasks": str(job.ntasks)}
+    return {"ntasks-per-node": str(each)} if each > 1 else {}
+
+
+def _describe_output(job: JobDescription, lines: Effective) -> str:
+    """A pattern of the log that fits the job's own; empty: as the script says, or sbatch by itself."""
+    by_itself = os.path.normpath(Path(job.work_dir, lines.output))
+    rendered = render_log_path(
+        by_itself, job_id=job.job_id, job_name=job.name, user=job.user, node=job.batch_host.split(".")[0]
+    )
+    if not job.stdout or job.stdout == rendered:
+        return ""
+    pattern = re.sub(rf"(?<![0-9]){job.job_id}(?![0-9])", "%j", job.stdout.replace("%", "%%"))
+    return "" if os.path.normpath(pattern) == by_itself else pattern
 
 
 # ---------------------------------------------------------------- the run

@@ -26,6 +26,7 @@ _EXIT_INTERRUPTED = 130
 _COMMANDS: Mapping[str, str] = {
     "submit": "supervisor.cli.submit:submit",
     "sbatch": "supervisor.cli.sbatch:sbatch",
+    "adopt": "supervisor.cli.adopt:adopt",
     "status": "supervisor.cli.status:status",
     "history": "supervisor.cli.history:history",
     "nodes": "supervisor.cli.nodes:nodes",

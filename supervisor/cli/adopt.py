@@ -1,0 +1,148 @@
+"""`supervisor adopt`: a job that is there already is supervised from now on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm.errors import SlurmRefused
+from slurm.sbatch_line import BadSubmission
+from slurm.types import JobDescription
+from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_REFUSED, CommandError
+from supervisor.cli.nodes import slurm_client
+from supervisor.cli.options import start_hint
+from supervisor.cli.sbatch import PassingCommand, make_root, read_handed_in, request_of, tell_notes
+from supervisor.config import Settings, load_settings
+from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
+from supervisor.scripts import NotSupervised, describe_resubmission, read_script
+from supervisor.supervision import PREFIX, BadSupervision, render_help, take_options
+
+_SLURM_TIMEOUT_S = 10.0
+_ANSWER_WAIT_S = 30.0
+_AGAIN_S = 0.2
+
+
+class _AdoptCommand(PassingCommand):
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return ["[--supervise-...]", "JOBID"]
+
+
+@click.command(cls=_AdoptCommand, epilog=f"\b\nSupervision options:\n{render_help()}")
+@click.pass_context
+def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
+    """Supervise a job that runs or waits already.
+
+    The job goes on as it is. When it ends before its work is done, its script is submitted again, with the options
+    that Slurm knows of it and with the environment of the shell that this command runs in. Slurm's own requeueing is
+    turned off for it, and its comment is replaced.
+
+    Exit codes: 0 adopted; 2 no such job, or one that can't be supervised; 3 the daemon is not running; 4 it is
+    another's, has ended, or is supervised already.
+    """
+    job_id, given = _read_words(words, context)
+    if job_id is None:
+        click.echo(context.get_help())
+        return 0
+    settings = load_settings(Path(given["config"]) if "config" in given else None, os.environ)
+    described, text = _fetch(settings, job_id)
+    supervision = [f"{PREFIX}{name}" + (f"={value}" if value else "") for name, value in given.items()]
+    try:
+        again = describe_resubmission(described, text)
+        handed = read_handed_in((*supervision, *again), text=text, path=described.command.split(" ")[0] or "-")
+        handed = replace(handed, cwd=described.work_dir)
+        script = read_script(handed)
+    except (BadSubmission, NotSupervised) as error:
+        raise CommandError(f"job {job_id}: {' '.join(str(error).split())}", EXIT_BAD_INPUT) from None
+    request = {**request_of("adopt", handed), "job_id": job_id, "dry_run": "dry-run" in given}
+    if "dry-run" not in given and described.uid == os.getuid():
+        make_root(script.spec.root)
+    reply = _ask(settings, request)
+    environment = "the environment of this shell is kept for its resubmissions: Slurm does not tell the job's own"
+    _tell(reply, [environment, *map(str, reply.get("notes", ()))], again, as_json="json" in given)
+    return 0
+
+
+def _read_words(words: tuple[str, ...], context: click.Context) -> tuple[int | None, Mapping[str, str]]:
+    """(job id, supervision options); no id when help is asked for."""
+    if {"--help", "-h"} & set(words):
+        return None, {}
+    jobs = [word for word in words if not word.startswith(PREFIX)]
+    try:
+        _, given = take_options([word for word in words if word.startswith(PREFIX)])
+    except (BadSupervision, BadSubmission) as error:
+        raise CommandError(str(error), EXIT_BAD_INPUT) from None
+    if len(jobs) != 1:
+        raise click.UsageError("one job id is needed", ctx=context)
+    if "_" in jobs[0] or "+" in jobs[0] or "." in jobs[0]:
+        kind = "an element of an array or of a heterogeneous job, or a step"
+        raise CommandError(f'"{jobs[0]}" is {kind}: only whole jobs can be adopted', EXIT_BAD_INPUT)
+    if not jobs[0].isascii() or not jobs[0].isdecimal() or len(jobs[0]) > 10 or int(jobs[0]) == 0:
+        raise CommandError(f'"{jobs[0][:40]}" is not a job id', EXIT_BAD_INPUT)
+    return int(jobs[0]), given
+
+
+def _fetch(settings: Settings, job_id: int) -> tuple[JobDescription, str]:
+    """What Slurm tells the person about the job, and its script."""
+    client = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S)
+    try:
+        described = client.describe_job(job_id)
+    except SlurmRefused:
+        raise CommandError(f"Slurm knows no job {job_id}", EXIT_BAD_INPUT) from None
+    why_not = _why_not(described)
+    if why_not:
+        raise CommandError(f"job {job_id} {why_not}", EXIT_BAD_INPUT)
+    if described.state is not None and described.state.value in _ENDED:
+        message = f"job {job_id} has ended already ({described.raw_state}); `supervisor sbatch` submits anew"
+        raise CommandError(message, EXIT_REFUSED)
+    try:
+        return described, client.fetch_script(job_id)
+    except SlurmRefused as error:
+        if described.uid != os.getuid():
+            raise CommandError(f"job {job_id} belongs to {described.user}", EXIT_REFUSED) from None
+        raise CommandError(f"job {job_id}: Slurm does not give its script: {error}", EXIT_BAD_INPUT) from None
+
+
+_ENDED = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE"}) | {
+    "OUT_OF_MEMORY"
+}
+
+
+def _why_not(described: JobDescription) -> str:
+    if described.is_array:
+        return "belongs to a job array: only whole jobs can be adopted"
+    if described.is_het:
+        return "belongs to a heterogeneous job: only whole jobs can be adopted"
+    if not described.is_batch:
+        return "is interactive (salloc or srun): it has no script to submit again"
+    return ""
+
+
+def _ask(settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
+    """The daemon's answer, once it has one of Slurm that is new enough."""
+    until = time.monotonic() + _ANSWER_WAIT_S
+    while True:
+        try:
+            return ask(settings.control.socket, request, start_hint=start_hint())
+        except DaemonSilent:
+            raise
+        except DaemonDown as error:
+            raise CommandError(f"{error}. The job goes on unsupervised", EXIT_DAEMON_DOWN) from None
+        except Refused as error:
+            if error.code != "look_again" or time.monotonic() > until:
+                raise
+        time.sleep(_AGAIN_S)
+
+
+def _tell(reply: dict[str, Any], notes: list[str], again: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**reply, "notes": notes, "resubmission": list(again)}, indent=2))
+        return
+    tell_notes(notes)
+    click.echo(f"{reply.get('message')}; follow it with `supervisor status {reply.get('run')}`")
