@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +20,21 @@ import pytest
 from slurm.client import CliClient
 from slurm.errors import SlurmUnavailable
 from slurm.pyslurm_client import PyslurmClient, child_environment, choose_client
-from slurm.sandbox import Sandbox
+from slurm.sandbox import Sandbox, SandboxUnavailable
+from slurm.sandbox.installed import read_slurm_shape
 from slurm.types import ENDED_STATES, JobListing, JobState, NodeListing, SubmitRequest
 
 pytestmark = [pytest.mark.slurm, pytest.mark.pyslurm]
+
+
+OTHER = Path("/usr")  # where Debian's Slurm is, whatever stands first on PATH
+
+
+def is_another_slurm_there() -> bool:
+    try:
+        return read_slurm_shape(prefix=str(OTHER)).version.split(".")[:2] != read_slurm_shape().version.split(".")[:2]
+    except SandboxUnavailable:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +255,21 @@ def test_pyslurm_is_chosen_on_a_cluster_of_its_release(cli: CliClient, parent: d
     assert choice.kind == "pyslurm"
     assert isinstance(choice.client, PyslurmClient)
     choice.client.close()
+
+
+@pytest.mark.skipif(not is_another_slurm_there(), reason="no Slurm of another release under /usr")
+def test_a_controller_of_a_release_that_the_library_cannot_speak_to_is_left_to_the_commands() -> None:
+    with Sandbox.start(nodes=1, mode="loopback", slurm=OTHER) as other:
+        parent = {**os.environ, **other.env}
+        cli = CliClient(parent=parent)
+        choice = choose_client("auto", cli=cli, parent=parent, timeout_s=30, check_limit_s=20)
+        assert (choice.kind, choice.client) == ("cli", cli)
+        assert re.search(r"release .*pyslurm", choice.reason) or "does not import" in choice.reason
+        with closing(PyslurmClient(cli=cli, parent=parent, timeout_s=30)) as forced:
+            for _ in range(2):
+                with pytest.raises(SlurmUnavailable):
+                    forced.fetch_nodes()
+            assert len(forced.fetch_nodes().nodes) == 1  # by the commands, after three failures
 
 
 def test_hundreds_of_questions_leave_one_child_of_the_same_size(client: PyslurmClient) -> None:
