@@ -23,6 +23,7 @@ from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
+from supervisor.joblog import find_shared_log
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -42,7 +43,7 @@ from supervisor.model import (
 )
 from supervisor.parts import Readbacks, RunOwners
 from supervisor.rundir import RunDirUnreadable
-from supervisor.scripts import fill, find_shared_log, is_first_submission, placeholders, render_submission
+from supervisor.scripts import fill, is_first_submission, placeholders, render_submission
 from supervisor.store import Store
 from supervisor.submissions import SubmissionLost, Submissions
 from trainer import contract

@@ -14,6 +14,7 @@ from supervisor.accounts import user_name
 from supervisor.attribution.attribute import attribute
 from supervisor.clock import Clock
 from supervisor.config import Settings
+from supervisor.joblog import find_log
 from supervisor.model import (
     Attempt,
     AttemptState,
@@ -30,7 +31,6 @@ from supervisor.model import (
 from supervisor.parts import Ports, Readbacks, RunOwners, SlurmAnswers, Sweeps
 from supervisor.ports import PortWatch
 from supervisor.rundir import RunDirUnreadable
-from supervisor.scripts import find_log
 from supervisor.slurmwatch import SlurmWatch
 from supervisor.verify import Verifier
 
