@@ -14,6 +14,7 @@ from supervisor.core.draft import Draft
 from supervisor.core.rules.checkpoints import put_checkpoint
 from supervisor.core.rules.nodes import condemn
 from supervisor.core.rules.runs import hold
+from supervisor.joblog import find_log
 from supervisor.model import (
     PLANNED_ENDS,
     Attempt,
@@ -172,7 +173,7 @@ _NO_INTERRUPTION = frozenset(
 
 def _with_log(sight: attempt_rules.Sight, ended: attempt_rules.Ended) -> tuple[str, ...]:
     """The evidence, without what the cause says already, and where to read on."""
-    log = sight.run.spec.paths.attempt_dir(sight.attempt.number) / "job.log"
+    log = find_log(sight.run, sight.attempt, user="") or (sight.run.script.output if sight.run.script else "not known")
     return (*(line for line in ended.evidence if line != ended.detail), f"log: {log}")
 
 
