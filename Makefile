@@ -34,7 +34,7 @@ test-debian13: setup
 	tests/debian13/run
 
 # PYTHON: any environment with pyslurm, the project's dependencies and pytest; docs/pyslurm.md says how to make one.
-PYSLURM_TESTS = tests/contract/test_slurm_contract.py tests/slurm/test_pyslurm_client.py tests/slurm/test_pyslurm_real.py
+PYSLURM_TESTS = tests/contract tests/slurm/test_pyslurm_client.py tests/slurm/test_pyslurm_real.py
 
 test-pyslurm:
 	@test -x "$(SLURM)/sbin/slurmctld" || { echo "SLURM=/prefix: there is no sbin/slurmctld in '$(SLURM)'"; exit 2; }
