@@ -14,7 +14,7 @@ from slurm.types import JobDescription, Unreadable
 
 # Of releases 22.05 to 26.05.
 _KEYS = """
-JobId ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobOffset HetJobIdSet JobName UserId GroupId MCS_label
+JobId SLUID ArrayJobId ArrayTaskId ArrayTaskThrottle HetJobId HetJobOffset HetJobIdSet JobName UserId GroupId MCS_label
 Priority Nice Account QOS WCKey JobState Reason FailedNode Dependency Requeue Restarts BatchFlag Reboot ExitCode
 DerivedExitCode RunTime TimeLimit TimeMin SubmitTime EligibleTime AccrueTime ResvStartTime ResizeTime StartTime EndTime
 Deadline PreemptEligibleTime PreemptTime SuspendTime SecsPreSuspend LastSchedEval Scheduler BatchFeatures Partition
@@ -24,7 +24,9 @@ MinMemoryCPU MinTmpDiskNode Features Prefer ClusterFeatures DelayBoot Reservatio
 Licenses LicensesAlloc Network Command SubmitLine WorkDir AdminComment SystemComment Comment Extra StdErr StdIn StdOut
 Container ContainerID ContainerType Power CpusPerTres MemPerTres TresBind TresFreq TresPerJob TresPerNode TresPerSocket
 TresPerTask NtasksPerTRES SegmentSize OOMKillStep MailUser MailType KillOInInvalidDependent BurstBuffer
-BurstBufferState Switches Switches@Wait JOB_GRES SELinuxContext Resources
+BurstBufferState Switches Switches@Wait JOB_GRES SELinuxContext Resources CPUFreqReq CompletingTime ConsolidateSegments
+CronJob CrontabSpec ExpeditedRequeue FedOrigin FedViableSiblings FedActiveSiblings GresAllowTaskSharing
+GresOneTaskPerSharing KillOnInvalidDependent ResvPorts SpreadJob SpreadSegments
 """
 _AT_KEY = re.compile(r"(?:^| )(" + "|".join(map(re.escape, _KEYS.split())) + r")=")
 _USER = re.compile(r"(.*)\(([0-9]{1,10})\)")

@@ -438,15 +438,7 @@ def effective(
             parse_node_count(value_of(option))
     if found.is_quiet and found.is_verbose:
         raise BadSubmission("don't specify both --verbose (-v) and --quiet (-Q)")
-    _check_node_list(found)
     return found
-
-
-def _check_node_list(found: Effective) -> None:
-    count, named = found.nodes, _expand(found.nodelist)
-    if count is not None and len(named) > count.most:
-        # More nodes are named than may be used: sbatch takes their number for the least.
-        raise BadSubmission(f"invalid number of nodes (-N {len(named)}-{count.most})")
 
 
 _SIZE = re.compile(r"([0-9]{1,18})([kK]?)([mM]?)\s*")
@@ -530,7 +522,10 @@ def refusal(wanted: Effective) -> str | None:
     for name in ("wait", "test-only"):
         if any(name_of(option) == name for option in wanted.script_options):
             return f"the script asks for --{name} in an #SBATCH line: give it on the command line instead"
-    both = set(_expand(wanted.nodelist)) & set(_expand(wanted.exclude))
+    named = _expand(wanted.nodelist)
+    if wanted.nodes is not None and len(named) > wanted.nodes.most:  # a fault to older releases, not to newer ones
+        return f"--nodelist names {len(named)} nodes, and --nodes allows {wanted.nodes.most} at most"
+    both = set(named) & set(_expand(wanted.exclude))
     if both:
         return f"{', '.join(sorted(both))}: asked for by --nodelist and left out by --exclude"
     return None

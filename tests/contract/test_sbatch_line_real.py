@@ -90,7 +90,6 @@ REFUSED: tuple[tuple[str, ...], ...] = (
     ("--hold=yes", "plain.sh"),
     ("-N3-2", "plain.sh"),
     ("-Nx", "plain.sh"),
-    ("-N1", "-wn1,n2", "plain.sh"),
     ("-vQ", "plain.sh"),
     ("--wrap=true", "plain.sh"),
     ("empty.sh",),

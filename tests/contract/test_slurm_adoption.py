@@ -40,11 +40,11 @@ def test_a_claimed_job_is_found_by_its_token_and_slurm_does_not_requeue_it(clust
     since = cluster.subject.now() - timedelta(seconds=2)
     job_id = cluster.submit("before")
     cluster.until_state(job_id, JobState.RUNNING)
-    cluster.client.claim(job_id, "sup:run:1")
-    assert [job.job_id for job in cluster.client.find_by_token("sup:run:1", since=since)] == [job_id]
+    cluster.client.claim(job_id, "sup:claimed:1")
+    assert [job.job_id for job in cluster.client.find_by_token("sup:claimed:1", since=since)] == [job_id]
     assert cluster.client.find_by_token("before", since=since) == ()
     description = cluster.client.describe_job(job_id)
-    assert (description.comment, description.is_requeue) == ("sup:run:1", False)
+    assert (description.comment, description.is_requeue) == ("sup:claimed:1", False)
     assert cluster.job(job_id).state is JobState.RUNNING
 
 
@@ -78,7 +78,7 @@ def test_a_job_is_described_as_it_was_submitted(cluster: Cluster) -> None:
     assert (found.job_id, found.name, found.user, found.uid) == (job_id, "waits", "root", 0)
     assert (found.state, found.partition, found.nodes, found.exclude) == (JobState.PENDING, "main", 1, "n2")
     assert (found.time_limit, found.work_dir) == ("1-02:00:00", str(directory))
-    assert (found.command, found.arguments) == (f"{directory}/waits.sh --lr=3 a", ("--lr=3", "a"))
+    assert (found.script, found.arguments) == (f"{directory}/waits.sh", ("--lr=3", "a"))
     assert found.stdout == str(directory / "waits.log")
     assert (found.is_batch, found.is_array, found.is_het) == (True, False, False)
 
