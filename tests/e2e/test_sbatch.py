@@ -1,0 +1,202 @@
+"""`supervisor sbatch` and `supervisor adopt` on a real cluster: a person's own script, unchanged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm.types import JobState
+from supervisor.model import AttemptEnd
+from tests.e2e.conftest import OpenStage
+from tests.e2e.stage import SUPERVISOR, Stage
+
+pytestmark = pytest.mark.slurm
+
+SECRET = "hunter2-0x5eed"
+
+# Ends as the file `plan` says for this attempt; without a line for it, as it likes: with 0.
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --output=logs/%x-%j.out
+#SBATCH --requeue
+#SUPERVISE --max-restarts=4
+n=${SUPERVISOR_ATTEMPT:-0}
+echo "attempt=$n nodes=$SLURM_JOB_NUM_NODES arguments=$*|$# key=$API_KEY at=$PWD"
+until [ -e "end.$n" ]; do echo .; sleep 0.1; done
+exit $(cat "end.$n")
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Somebody with a script in a folder, at a shell."""
+
+    stage: Stage
+    home: Path
+
+    def call(self, *words: str, script: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*SUPERVISOR, *words],
+            cwd=self.home,
+            env={**self.stage.env, "PYTHONPATH": str(Path(__file__).parents[2]), "API_KEY": SECRET, **env},
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    def sbatch(self, *words: str) -> str:
+        ended = self.call("sbatch", *words)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def plain_sbatch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The real one."""
+        return subprocess.run(
+            ["sbatch", *words],
+            cwd=self.home,
+            env=self.stage.env,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def end(self, attempt: int, code: int) -> None:
+        """Let an attempt end with this code as soon as it is there."""
+        (self.home / f"end.{attempt}").write_text(str(code))
+
+    def log(self, job_id: int | None) -> str:
+        path = self.home / f"logs/train-{job_id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def await_log(self, number: int, run: str = "train", limit_s: float = 30) -> str:
+        """The first line of attempt `number`."""
+
+        def first_line() -> str | None:
+            found = [a for a in self.stage.attempts(run) if a.number == number]
+            return self.log(found[0].job_id).partition("\n")[0] if found else None
+
+        return self.stage.wait(f"a line of attempt {number}", first_line, limit_s)
+
+
+def person(stage: Stage) -> Person:
+    home = stage.directory / "home"
+    (home / "logs").mkdir(parents=True)
+    (home / "train.sh").write_text(SCRIPT)
+    return Person(stage=stage, home=home)
+
+
+@pytest.fixture
+def ann(stage: Stage) -> Person:
+    return person(stage)
+
+
+def test_a_script_is_submitted_again_unchanged_with_its_arguments_and_environment(ann: Person) -> None:
+    """Fails, then saves and asks to go on, then is done: three jobs, and no secret in the ledger or in a log."""
+    for number, code in ((1, 3), (2, 75), (3, 0)):
+        ann.end(number, code)
+    ended = ann.call("sbatch", "--nodes=1", "train.sh", "two words", "{attempt}", "-N9")
+    assert (ended.returncode, ended.stdout) == (0, "Submitted batch job 1\n")
+    assert "supervisor: --requeue is not passed on" in ended.stderr
+    assert SECRET not in json.dumps(ann.stage.status())
+    kept = ann.stage.directory / "submissions/train.json"
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    ann.stage.await_state("finished", "train")
+    attempts = ann.stage.attempts("train")
+    assert [a.end for a in attempts] == [AttemptEnd.CRASHED, AttemptEnd.SAVED, AttemptEnd.FINISHED]
+    for attempt in attempts:
+        first = ann.log(attempt.job_id).partition("\n")[0]
+        assert f"attempt={attempt.number} nodes=1 arguments=two words {attempt.number} -N9|3 key={SECRET}" in first
+        assert f"at={ann.home}" in first
+    ann.stage.wait("removal of what was handed in", lambda: not kept.exists())
+    held = [p for p in ann.stage.directory.iterdir() if p.is_file()]
+    assert any(p.name.endswith("-wal") for p in held)
+    assert [p.name for p in held if SECRET.encode() in p.read_bytes()] == []
+    assert ann.stage.status()["runs"][0]["interruptions"] == 1
+
+
+def test_answers_and_exit_codes_are_those_of_sbatch(ann: Person) -> None:
+    for attempt in (1, 2):
+        ann.end(attempt, 0)
+    assert ann.sbatch("--parsable", "train.sh") == "1\n"
+    ended = ann.call("sbatch", "-J", "from-stdin", script="#!/bin/sh\necho $1\n")
+    assert ended.stdout == "Submitted batch job 2\n"
+    assert ann.call("sbatch", "--quiet", "--wrap=exit 0").stdout == ""
+    for words in (["--partition=nowhere", "train.sh"], ["nothere.sh"], ["--bogus", "train.sh"], ["-N4-2", "train.sh"]):
+        ours = ann.call("sbatch", *words)
+        theirs = ann.plain_sbatch(*words)
+        assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+        assert [line for line in ours.stderr.splitlines() if not line.startswith("supervisor: ")] == (
+            theirs.stderr.splitlines()
+        )
+    assert ann.call("sbatch", "--wait", "--job-name=waited", "--wrap=exit 93").returncode == 93
+    assert not [run for run in ann.stage.status()["runs"] if run["state"] == "active"]
+
+
+def test_a_script_on_a_node_that_is_cut_goes_on_with_fewer_nodes(
+    open_stage: OpenStage, namespaces_permitted: None
+) -> None:
+    ann = person(open_stage(nodes=3, mode="isolated"))
+    ann.sbatch("--nodes=3", "--supervise-min-nodes=1", "train.sh")
+    assert "nodes=3" in ann.await_log(1)
+    ann.stage.sandbox.power_cut("n3")
+    ann.end(2, 0)
+    assert "attempt=2 nodes=2" in ann.await_log(2, limit_s=60)
+    ann.stage.await_state("finished", "train")
+    assert ann.stage.attempt(1, "train").end in {AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED}
+
+
+def test_a_running_job_is_adopted_and_submitted_again_when_it_fails(ann: Person) -> None:
+    assert ann.plain_sbatch("--nodes=2", "train.sh", "x").returncode == 0
+    ann.stage.wait("the job's first line", lambda: ann.log(1))
+    refused = ann.call("adopt", "999")
+    assert (refused.returncode, "no job 999" in refused.stderr) == (2, True)
+    ended = ann.call("adopt", "1", "--supervise-name=taken")
+    assert ended.returncode == 0, ended.stderr
+    assert "environment of this shell" in ended.stderr
+    ann.stage.wait("our token", lambda: ann.stage.jobs()[0].comment == ann.stage.attempt(1, "taken").token)
+    again = ann.call("adopt", "1")
+    assert (again.returncode, "attempt 1 of run taken" in again.stderr) == (4, True)
+    ann.end(0, 1)
+    ann.end(2, 0)
+    ann.stage.await_state("finished", "taken")
+    first, second = ann.stage.attempts("taken")
+    assert (first.job_id, first.end, second.end) == (1, AttemptEnd.CRASHED, AttemptEnd.FINISHED)
+    assert f"attempt=2 nodes=2 arguments=x|1 key={SECRET}" in ann.log(second.job_id)
+    over = ann.call("adopt", "1")
+    assert (over.returncode, "ended already" in over.stderr) == (4, True)
+
+
+def test_what_was_kept_and_is_gone_holds_the_run_with_the_way_on(ann: Person) -> None:
+    ann.sbatch("train.sh")
+    ann.await_log(1)
+    (ann.stage.directory / "submissions/train.json").unlink()
+    ann.end(1, 1)
+    held = ann.stage.await_state("held", "train")
+    assert "submissions/train.json are gone" in held.reason
+    assert "submit the script again" in held.reason
+    assert len(ann.stage.jobs()) == 1
+
+
+def test_two_scripts_of_one_job_name_run_side_by_side(ann: Person) -> None:
+    """Slurm's singleton would make the second wait for the first."""
+    ann.sbatch("train.sh")
+    second = ann.call("sbatch", "--output=other", "train.sh")
+    assert "the job is named 'train-2'" in second.stderr
+    ann.stage.wait("two running jobs", lambda: [j.state for j in ann.stage.jobs()] == [JobState.RUNNING] * 2)
+
+
+def test_without_a_daemon_nothing_is_submitted_and_nothing_is_left(open_stage: OpenStage) -> None:
+    ann = person(open_stage(is_up=False))
+    ended = ann.call("sbatch", "train.sh")
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert "plain sbatch would run it unsupervised" in ended.stderr
+    assert ann.stage.jobs() == ()
+    assert not (ann.home / ".supervisor").exists()
