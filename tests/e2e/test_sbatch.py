@@ -120,6 +120,9 @@ def test_a_script_is_submitted_again_unchanged_with_its_arguments_and_environmen
     assert any(p.name.endswith("-wal") for p in held)
     assert [p.name for p in held if SECRET.encode() in p.read_bytes()] == []
     assert ann.stage.status()["runs"][0]["interruptions"] == 1
+    saved, last = attempts[1:]
+    assert saved.over_at is not None
+    assert (last.planned_at - saved.over_at).total_seconds() < 10  # no back-off
 
 
 def test_answers_and_exit_codes_are_those_of_sbatch(ann: Person) -> None:

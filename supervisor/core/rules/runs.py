@@ -12,6 +12,7 @@ from supervisor.core.rules.checkpoints import intend_verify
 from supervisor.model import (
     PLANNED_ENDS,
     Attempt,
+    AttemptEnd,
     Intent,
     IntentKind,
     Run,
@@ -131,6 +132,8 @@ def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
         return "the job of an earlier attempt is not gone yet"
     failures = restarts.count_failures(run, draft.attempts(run.name), draft.checkpoints(run.name))
     at = restarts.next_start_at(run.spec.restart, failures, last)
+    if run.script is not None and last is not None and last.end is AttemptEnd.SAVED:
+        at = None  # where it saved may not be known, and so not count; it said that it did
     if at is not None and at > draft.now:
         draft.wake_within((at - draft.now).total_seconds())
         return f"attempt {(last.number if last else 0) + 1} waits until {at:%H:%M:%S} UTC (back-off)"
