@@ -30,6 +30,7 @@ GresOneTaskPerSharing KillOnInvalidDependent ResvPorts SpreadJob SpreadSegments
 """
 _AT_KEY = re.compile(r"(?:^| )(" + "|".join(map(re.escape, _KEYS.split())) + r")=")
 _USER = re.compile(r"(.*)\(([0-9]{1,10})\)")
+_NUMBER = re.compile(r"[0-9]{1,10}")
 _NEXT_JOB = re.compile(r"\n(?=JobId=[0-9]+ )")
 _NOTHING = frozenset({"(null)", "N/A", "None"})
 _GPUS = re.compile(r"(?:gres[:/])?gpu(?:[:/][^:=,]+)?[:=]([0-9]{1,6})")
@@ -44,7 +45,7 @@ def parse_job_description(text: str) -> JobDescription | Unreadable:
         return Unreadable(text=line[:_EVIDENCE_CHARS], why=fields)
     user = _USER.fullmatch(fields["UserId"])
     nodes = re.match(r"[0-9]{1,9}", fields["NumNodes"])
-    if user is None or nodes is None or not fields["JobId"].isdecimal():
+    if user is None or nodes is None or not _NUMBER.fullmatch(fields["JobId"]):
         return Unreadable(text=line[:_EVIDENCE_CHARS], why="job id, user or number of nodes can't be read")
     return _describe(fields, user=user[1], uid=int(user[2]), nodes=int(nodes[0]))
 
@@ -91,7 +92,7 @@ def _describe(fields: dict[str, str], *, user: str, uid: int, nodes: int) -> Job
         nodes=nodes,
         node_list=text("NodeList"),
         batch_host=text("BatchHost"),
-        ntasks=int(tasks) if tasks.isdecimal() else None,
+        ntasks=int(tasks) if _NUMBER.fullmatch(tasks) else None,
         cpus_per_task=text("CPUs/Task"),
         memory_per_node=text("MinMemoryNode"),
         features=text("Features"),
