@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from supervisor.tomlfile import (
     convert_record,
     has_control,
     load_toml,
+    one_line,
     read_text,
     refuse_first,
     render_record,
@@ -38,6 +40,7 @@ __all__ = [
     "load_settings",
     "parse_run_file",
     "parse_settings",
+    "pattern_problem",
     "read_run_file",
     "render_run_file",
     "script_of",
@@ -211,6 +214,10 @@ def parse_run_file(text: str, *, path: Path) -> RunSpec:
         root=absolute(spec.root, path.parent, f'{source}: "root"'),
         workdir=absolute(spec.workdir if "workdir" in raw else Path(), path.parent, f'{source}: "workdir"'),
     )
+    directory = spec.checkpoint.directory
+    if directory is not None:
+        directory = absolute(directory, path.parent, f"{source}: [checkpoint] directory")
+        spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, directory=directory))
     refuse_first(source, _run_problems(spec))
     return spec
 
@@ -344,6 +351,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
         checkpoint.verify_on_head_max_bytes < 0,
         f"[checkpoint] verify_on_head_max_bytes must not be negative: {checkpoint.verify_on_head_max_bytes}",
     )
+    yield from _layout_problems(spec)
     yield from _progress_problems(spec)
     for key in ("max_without_progress", "max_node_failures", "backoff_s", "backoff_max_s", "worker_restarts"):
         value = getattr(restart, key)
@@ -385,7 +393,43 @@ def _nodes_problems(spec: RunSpec) -> Iterator[Problem]:
     )
 
 
+def _layout_problems(spec: RunSpec) -> Iterator[Problem]:
+    checkpoint = spec.checkpoint
+    yield (
+        checkpoint.directory is not None and checkpoint.layout == "supervisor",
+        (
+            "[checkpoint] directory is where a training that knows nothing of the supervisor saves: name its layout "
+            'too, or write layout = "auto"'
+        ),
+    )
+    yield has_control(str(checkpoint.directory)), "[checkpoint] directory: control characters are not allowed"
+    yield (
+        str(checkpoint.directory) == "/",
+        "[checkpoint] directory is the root of the file system: name the folder that holds the checkpoints",
+    )
+
+
+def pattern_problem(pattern: str) -> str:
+    """What is wrong with a pattern that finds the step in a log; empty when nothing is."""
+    if len(pattern) > _MAX_PATTERN:
+        return f"is longer than {_MAX_PATTERN} characters"
+    if has_control(pattern):
+        return "holds a control character: the log is searched line by line"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of forms that will change their meaning one day
+            groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"is no regular expression: {one_line(str(error))}"
+    return "" if groups == 1 else f"must have one group, the number of the step; it has {groups}"
+
+
+_MAX_PATTERN = 500
+
+
 def _progress_problems(spec: RunSpec) -> Iterator[Problem]:
+    problem = pattern_problem(spec.progress.pattern) if spec.progress.pattern else ""
+    yield bool(problem), f'[progress] pattern "{shown(spec.progress.pattern)}" {problem}'
     from trainer.contract import PHASES
 
     for phase in PHASES:

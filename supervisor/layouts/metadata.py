@@ -81,6 +81,10 @@ _KNOWN: Mapping[tuple[str, str], Any] = {
         )
     },
     (_DCP + "metadata", "_MEM_FORMAT_ENCODING"): _take_first,
+    # Megatron keeps the plans of all ranks in it as well
+    **{(_DCP + "planner", name): _Record for name in ("SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData")},
+    **{("megatron.core.dist_checkpointing.strategies.torch", n): _Record for n in ("MCoreMetadata", "MCoreSavePlan")},
+    (_DCP + "planner", "WriteItemType"): _take_first,
     (_DCP + "filesystem", "_StorageInfo"): _Record,
     ("torch", "Size"): _take_first,
     ("torch.serialization", "_get_layout"): _take_first,

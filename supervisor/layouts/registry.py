@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from supervisor.layouts import dcp, deepspeed, huggingface, lightning, megatron, torchtitan
 from supervisor.layouts.found import Candidate, Found
-from supervisor.layouts.tree import Tree
+from supervisor.layouts.tree import Broken, Tree
 
 AUTO = "auto"
 
@@ -34,7 +34,16 @@ LAYOUTS: Mapping[str, Layout] = {
     )
 }
 
-# torchtitan's names are also what others give a plain distributed checkpoint: what both share is asked for then
+
+def _inspect_unnamed(tree: Tree, candidate: Candidate) -> Found:
+    """`step-N` may be torchtitan's or anybody's: whole as what both share, and more than exported weights."""
+    files, pieces, metadata = dcp.inspect_folder(tree, candidate.name)
+    if not any("opt" in key.lower() for key in metadata.keys):
+        raise Broken(f"{candidate.name} holds no optimizer state: weights alone, it seems")
+    return Found(step=candidate.step or 0, files=files, pieces=pieces)
+
+
+_UNNAMED = Layout(name="dcp", find=torchtitan.find, inspect=_inspect_unnamed, pattern="")
 _TOLD_BY_NAME = ("megatron", "huggingface", "lightning", "deepspeed")
 
 
@@ -49,10 +58,11 @@ def choose(names: Sequence[str]) -> tuple[Layout, str]:
     if not there:
         return LAYOUTS["dcp"], ""
     best = max(there, key=lambda name: there[name])
+    layout = LAYOUTS[best] if best != "dcp" else _UNNAMED
     if len(there) == 1:
-        return LAYOUTS[best], ""
+        return layout, ""
     listed = ", ".join(f"{name} {count}" for name, count in there.items())
-    return LAYOUTS[best], f"several layouts lie here ({listed}): {best} is taken; name it in the run file"
+    return layout, f"several layouts lie here ({listed}): {best} is taken; name it in the run file"
 
 
 def pattern_of(layout: str) -> str:
