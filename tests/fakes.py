@@ -285,6 +285,8 @@ class FakeSlurm:
             job = self._find(job_id)
             if identity is not None and identity.uid not in (0, job.uid):
                 raise SlurmRefused("Invalid user id")
+            if job.is_over:
+                raise SlurmRefused("Job has already finished")
             if is_done:
                 job.record, job.is_requeue = replace(job.record, comment=token), False
 

@@ -57,10 +57,13 @@ def test_a_job_that_is_not_there_is_refused(cluster: Cluster) -> None:
         cluster.client.fetch_script(4_000_000)
 
 
-def test_a_job_that_has_ended_can_still_be_described(cluster: Cluster) -> None:
+def test_a_job_that_has_ended_can_still_be_described_and_not_claimed(cluster: Cluster) -> None:
     job_id = cluster.submit("over", body="exit 3")
     cluster.until_state(job_id, JobState.FAILED)
     assert cluster.client.describe_job(job_id).state is JobState.FAILED
+    with pytest.raises(SlurmRefused):
+        cluster.client.claim(job_id, "sup:over:1")
+    assert cluster.job(job_id).comment == "over"
 
 
 def test_a_job_is_described_as_it_was_submitted(cluster: Cluster) -> None:
