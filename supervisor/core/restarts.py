@@ -32,6 +32,8 @@ NODE_ENDS = frozenset({AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEn
 # A script that knows nothing of us may start at 0 each time: without a newer checkpoint its time limit is no success.
 _FREE_ENDS_OF_SCRIPTS = _FREE_ENDS - {AttemptEnd.TIME_LIMIT}
 
+REFUSED = "sbatch refused the job"  # begins the reason of a run that it happened to
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aftermath:
@@ -105,12 +107,12 @@ _AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Af
     (
         lambda a: a.last.end is AttemptEnd.REFUSED and a.run.script is not None and a.last.number == 1,
         RunState.STOPPED,  # who submitted it waits for this answer, as for sbatch's
-        lambda a: f"sbatch refused the job: {a.last.end_detail}",
+        lambda a: f"{REFUSED}: {a.last.end_detail}",
     ),
     (
         lambda a: a.last.end is AttemptEnd.REFUSED,
         RunState.HELD,
-        lambda a: f"sbatch refused the job: {a.last.end_detail}",
+        lambda a: f"{REFUSED}: {a.last.end_detail}",
     ),
     (
         lambda a: a.last.end is AttemptEnd.DO_NOT_RESTART,
