@@ -382,16 +382,26 @@ class Store:
     # ------------------------------------------------------------ what people ask for
 
     def add_run(
-        self, run: Run, now: datetime, *, attempts: tuple[Attempt, ...] = (), intents: tuple[Intent, ...] = ()
+        self,
+        run: Run,
+        now: datetime,
+        *,
+        attempts: tuple[Attempt, ...] = (),
+        intents: tuple[Intent, ...] = (),
+        in_place_of: Run | None = None,
     ) -> Run:
         """A new run, as stored, with what is known and meant of it already.
 
-        Raises NameInUse, also for the name of a finished or stopped run.
+        `in_place_of`: a stopped run of this name that never had a job; nothing of it is kept. Raises NameInUse, also
+        for the name of a finished or stopped run.
         """
         new = replace(run, created_at=now, changed_at=now)
         with self._writing():
             old = self.load_run(run.name)
-            if old is not None:
+            if old is not None and old == in_place_of and old.state is RunState.STOPPED:
+                for table, key in (("attempts", "run"), ("run_changes", "run"), ("runs", "name")):
+                    self._db.execute(f"DELETE FROM {table} WHERE {key} = ?", [run.name])  # noqa: S608 - our own names
+            elif old is not None:
                 raise NameInUse(
                     f"the name {run.name!r} is in use by a run that is {old.state} (since {_people(old.changed_at)}); "
                     "names are not used twice, because checkpoints and history go by them: choose another"
