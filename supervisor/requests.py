@@ -19,6 +19,7 @@ from slurm.types import JobRecord
 from supervisor.accounts import find_account, user_name
 from supervisor.config import ConfigError, parse_run_file
 from supervisor.control import Peer, Request, failure
+from supervisor.core.restarts import REFUSED
 from supervisor.ledger import LedgerUnusable
 from supervisor.model import (
     Attempt,
@@ -71,9 +72,15 @@ class RequestLedger(Protocol):
         ...
 
     def add_run(
-        self, run: Run, now: datetime, *, attempts: tuple[Attempt, ...] = (), intents: tuple[Intent, ...] = ()
+        self,
+        run: Run,
+        now: datetime,
+        *,
+        attempts: tuple[Attempt, ...] = (),
+        intents: tuple[Intent, ...] = (),
+        in_place_of: Run | None = None,
     ) -> Run:
-        """Keep a new run, with what is known and meant of it already."""
+        """Keep a new run, with what is known and meant of it already; `in_place_of` one that never had a job."""
         ...
 
     def set_run(self, run: Run, now: datetime, why: str) -> Run:
@@ -191,7 +198,7 @@ def _commit(asked: Asked, decision: Decision, ledger: RequestLedger, keeper: Kee
     request, now = asked.request, asked.now
     text = f"{request.verb} {decision.run.name}" if decision.run else request.verb
     if decision.run is not None and decision.submission is not None:
-        _add_script(decision.run, decision, ledger, now, keeper)
+        _add_script(decision.run, decision, ledger, now, keeper, asked.runs)
     elif decision.run is not None and asked.known is None:
         ledger.add_run(decision.run, now)
     elif decision.run is not None:
@@ -201,13 +208,26 @@ def _commit(asked: Asked, decision: Decision, ledger: RequestLedger, keeper: Kee
     ledger.record_request(request.peer.uid, text, now)
 
 
-def _add_script(run: Run, decision: Decision, ledger: RequestLedger, now: datetime, keeper: Keeper | None) -> None:
+def _add_script(
+    run: Run,
+    decision: Decision,
+    ledger: RequestLedger,
+    now: datetime,
+    keeper: Keeper | None,
+    runs: tuple[Run, ...],
+) -> None:
     """What was handed in is on disk before the run is: a run without its script could not be submitted."""
     if keeper is None or decision.submission is None:
         raise LedgerUnusable("there is no place beside the ledger for what was handed in")
     keeper.keep(run.name, decision.submission)
     try:
-        ledger.add_run(run, now, attempts=decision.attempts, intents=decision.intents)
+        ledger.add_run(
+            run,
+            now,
+            attempts=decision.attempts,
+            intents=decision.intents,
+            in_place_of=next((old for old in runs if old.name == run.name), None),
+        )
     except BaseException:
         keeper.drop(run.name)
         raise
@@ -305,11 +325,17 @@ def _read_script(request: Request) -> tuple[Handed, Script] | Decision:
 
 
 def _name_script(asked: Asked, script: Script, owner_uid: int) -> Script | Decision:
-    taken = {run.name: run for run in asked.runs}
+    taken = {run.name: run for run in asked.runs if not _was_refused(run, owner_uid)}
     if script.has_name and script.spec.name in taken:
         return _refuse(NAME_IN_USE, _in_use(taken[script.spec.name]))
     busy = {run.job_name for run in asked.runs if run.owner_uid == owner_uid and run.state not in _ENDED}
     return settle_names(script, taken=taken.keys(), job_names=busy)
+
+
+def _was_refused(run: Run, owner_uid: int) -> bool:
+    """True for a script of this owner that sbatch has refused: there was no job, and the name is free for the next."""
+    is_refused = run.script is not None and run.state is RunState.STOPPED and run.reason.startswith(REFUSED)
+    return is_refused and run.owner_uid == owner_uid
 
 
 def _script_run(asked: Asked, script: Script, owner: tuple[int, int]) -> Run:
@@ -426,14 +452,14 @@ def _job(asked: Asked) -> Decision:
     if asked.known is None or asked.name is None:
         return _refuse(UNKNOWN_RUN, f'there is no run "{asked.name}"')
     run, last = asked.known, asked.attempts[-1] if asked.attempts else None
-    outcome = next((i.outcome for i in reversed(asked.refusals) if i.key == f"submit:{run.name}:1"), "")
+    submits = [i for i in asked.refusals if i.key == f"submit:{run.name}:1" and i.created_at >= run.created_at]
     report = {
         "attempt": last.number if last else 0,
         "job_id": last.job_id if last else None,
         "end": str(last.end) if last and last.end else None,
         "exit_code": last.exit_code if last else None,
         "reason": run.reason,
-        "outcome": outcome,
+        "outcome": submits[-1].outcome if submits else "",
     }
     return Decision(reply={**_answer(run, f"run {run.name} is {run.state}"), **report})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -56,7 +57,7 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
     try:
         again = describe_resubmission(described, text)
         handed = read_handed_in((*supervision, *again), text=text, path=described.command.split(" ")[0] or "-")
-        handed = replace(handed, cwd=described.work_dir)
+        handed = replace(handed, cwd=described.work_dir, environment=_choose_environment(described))
         script = read_script(handed)
     except (BadSubmission, NotSupervised) as error:
         raise CommandError(f"job {job_id}: {' '.join(str(error).split())}", EXIT_BAD_INPUT) from None
@@ -64,8 +65,7 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
     if "dry-run" not in given and described.uid == os.getuid():
         make_root(script.spec.root)
     reply = _ask(settings, request)
-    environment = "the environment of this shell is kept for its resubmissions: Slurm does not tell the job's own"
-    _tell(reply, [environment, *map(str, reply.get("notes", ()))], again, as_json="json" in given)
+    _tell(reply, [_describe_environment(described), *map(str, reply.get("notes", ()))], again, as_json="json" in given)
     return 0
 
 
@@ -122,6 +122,22 @@ def _why_not(described: JobDescription) -> str:
     if not described.is_batch:
         return "is interactive (salloc or srun): it has no script to submit again"
     return ""
+
+
+def _choose_environment(described: JobDescription) -> dict[str, str]:
+    """This shell's, for one's own job; for another's job nothing of it: it may hold secrets."""
+    if described.uid == os.getuid():
+        return dict(os.environ)
+    try:
+        home = pwd.getpwuid(described.uid).pw_dir
+    except KeyError:
+        home = "/"
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": home, "USER": described.user, "LOGNAME": described.user}
+
+
+def _describe_environment(described: JobDescription) -> str:
+    kept = "the environment of this shell" if described.uid == os.getuid() else "a bare environment"
+    return f"{kept} is kept for its resubmissions: Slurm does not tell the job's own"
 
 
 def _ask(settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
