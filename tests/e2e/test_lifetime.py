@@ -46,7 +46,7 @@ def test_a_daemon_killed_at_each_step_of_submitting_and_cancelling_has_one_job_p
     die_in_turn(stage, ("settle.cancel:before", "settle.cancel:after"))
     stage.start_daemon()
     stage.await_step(3)
-    tokens = [job.comment for job in stage.jobs()]
+    tokens = [job.comment for job in sorted(stage.jobs(), key=lambda job: job.job_id)]
     assert tokens == [a.token for a in stage.attempts()]
     assert len(tokens) == 3
 
