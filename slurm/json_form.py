@@ -74,6 +74,8 @@ class JsonForm:
             raise failure
         try:
             document = parse_json.load_document(done.stdout, key)
+        except parse_json.JsonError:
+            return None  # the text says better what is wrong, if it still is
         except parse_json.JsonUnusable as error:
             self._give_up(argv, str(error))
             return None

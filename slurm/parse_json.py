@@ -52,6 +52,10 @@ class JsonUnusable(ValueError):
     """The text holds no JSON document of the kind that was asked for; the message says why."""
 
 
+class JsonError(JsonUnusable):
+    """The document is Slurm's report of an error: there was no answer, and there may be one next time."""
+
+
 # ---------------------------------------------------------------- documents
 
 
@@ -59,12 +63,14 @@ def load_document(text: str, key: str) -> Row:
     """The JSON object in a tool's output, whose `key` is a list; a notice before it is passed over.
 
     Raises:
-        JsonUnusable: no JSON, something else than what was asked for, or Slurm's own report of an error in it.
+        JsonError: Slurm's own report of an error. 22.05's tools print it with exit 0 and an empty list when the
+            controller is down.
+        JsonUnusable: no JSON, or something else than what was asked for.
     """
     document = _find_object(text)
     errors = document.get("errors")
     if errors:
-        raise JsonUnusable(f"it reports errors: {_first_words(errors)}")
+        raise JsonError(f"it reports errors: {_first_words(errors)}")
     if not isinstance(document.get(key), list):
         raise JsonUnusable(f"it holds no list {key!r}")
     return document

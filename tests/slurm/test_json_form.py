@@ -125,7 +125,6 @@ def test_accounting_that_says_less_than_the_text_is_read_as_text_and_the_rest_as
         Completed(returncode=0, stdout="Notice: maintenance on Friday\n"),
         Completed(returncode=0, stdout='{"jobs":['),
         Completed(returncode=0, stdout='{"jobs":' + "[" * 5000),
-        said({"jobs": [], "errors": [{"description": "Unable to contact slurm controller"}]}),
         said({"jobs": None}),
         said({"nodes": []}),
         said({"jobs": [{"id": 7}, "x"]}),
@@ -163,6 +162,15 @@ def test_a_cluster_without_nodes_is_no_answer() -> None:
 def test_no_answer_is_no_reason_to_give_json_up(answer: Completed) -> None:
     asked = Asked(squeue_json=answer)
     with pytest.raises(SlurmUnavailable):
+        asked.client.fetch_jobs()
+    asked.tools.answers["squeue json"] = said({"jobs": [job()]})
+    assert (asked.job_names(), asked.notices) == (["by json"], [])
+
+
+def test_an_error_that_22_05_reports_in_json_with_exit_0_is_no_empty_queue_and_no_reason_to_give_json_up() -> None:
+    error = {"description": "Failed while looking for jobs", "error_number": -1, "source": "slurm_load_jobs"}
+    asked = Asked(squeue_json=said({"meta": {}, "errors": [error], "jobs": []}), squeue=DOWN)
+    with pytest.raises(SlurmUnavailable, match="Unable to contact"):
         asked.client.fetch_jobs()
     asked.tools.answers["squeue json"] = said({"jobs": [job()]})
     assert (asked.job_names(), asked.notices) == (["by json"], [])
