@@ -28,6 +28,7 @@ from supervisor.clock import Clock, SystemClock
 from supervisor.config import Settings
 from supervisor.control import ControlServer
 from supervisor.core.reconcile import reconcile
+from supervisor.core.restarts import REFUSED
 from supervisor.execute import Executor
 from supervisor.model import Fresh, Plan, Run, RunState, Snapshot, Stale, World
 from supervisor.notify import notify, watchdog_interval_s
@@ -146,9 +147,9 @@ class Daemon:
         return cycle
 
     def _drop_submissions(self, plan: Plan) -> None:
-        """Remove what was handed in for a run that is finished: nothing of it is submitted again."""
+        """Remove what was handed in for a run of which nothing is submitted again."""
         for fact in plan.facts:
-            if isinstance(fact.record, Run) and fact.record.state is RunState.FINISHED:
+            if isinstance(fact.record, Run) and not _may_go_on(fact.record):
                 self._submissions.drop(fact.record.name)
 
     def _tell(self, plan: Plan) -> None:
@@ -328,8 +329,7 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
         daemon = _build(settings, store, clock, control)
         _on_signals(daemon)
         if store.recovered_from is None:  # a backup does not know the newest runs
-            going_on = {run.name for run in store.load_runs() if run.state is not RunState.FINISHED}
-            Submissions(settings.ledger.path).drop_others(going_on)
+            Submissions(settings.ledger.path).drop_others({run.name for run in store.load_runs() if _may_go_on(run)})
         try:
             if once:
                 daemon.observer.slurm.ask()
@@ -343,6 +343,12 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
             store.end(clock.now())
             log.info("daemon.stopped", reason="jobs go on; the next start adopts them")
     return 0
+
+
+def _may_go_on(run: Run) -> bool:
+    """False for a run that is finished, or whose script sbatch has refused; a stopped one can be released."""
+    is_refused = run.state is RunState.STOPPED and run.reason.startswith(REFUSED)
+    return run.state is not RunState.FINISHED and not is_refused
 
 
 def _pause_after_recovery(store: Store, clock: Clock, backup: str) -> None:
