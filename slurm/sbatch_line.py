@@ -226,7 +226,7 @@ def _take_word(line: str, start: str, name: str, number: int) -> tuple[str | Non
         if is_escaped:
             is_escaped = False
         elif character == "\\":
-            if start[position + 1 : position + 2] == " ":
+            if start[position + 1 : position + 2] == " ":  # 25.11; to 22.05 the blank still ends the word
                 word.append(" ")
                 position += 2
             else:

@@ -7,13 +7,14 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from slurm import sbatch_line as line
 from slurm.client import CliClient
 from slurm.sandbox import Sandbox
-from slurm.sbatch_line import BadSubmission
+from slurm.sbatch_line import BadSubmission, Directives
 
 pytestmark = pytest.mark.slurm
 
@@ -61,10 +62,37 @@ SPELLINGS: tuple[tuple[tuple[str, ...], dict[str, str]], ...] = (
 )
 
 
+def draw_spellings(random: Random, count: int) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """Options in any of their spellings, in any order, over what the script and the environment say."""
+    for _ in range(count):
+        chosen = random.sample(
+            [
+                spell(random, "N", "nodes", random.choice(["1", "2", "1-2"])),
+                spell(random, "t", "time", str(random.randint(2, 50))),
+                spell(random, "J", "job-n", random.choice(["a", "b c", "-d"])),
+                spell(random, "", "comm", random.choice(["x=y", "-z", "two words"])),
+                spell(random, "x", "exclud", "n2"),
+                (random.choice(["-H", "--hold", "-Ok", "--no-requeue", "--requ", "-sO"]),),
+            ],
+            k=random.randint(0, 6),
+        )
+        words = [word for option in chosen for word in option]
+        arguments = random.choice([(), ("-N1",), ("a", "--hold")])
+        env = random.choice([{}, {"SBATCH_TIMELIMIT": "9"}, {"SBATCH_JOB_NAME": "of-env", "SBATCH_NO_REQUEUE": "1"}])
+        yield (*words, random.choice(["train.sh", "plain.sh"]), *arguments), env
+
+
+def spell(random: Random, letter: str, name: str, value: str) -> tuple[str, ...]:
+    forms = [(f"--{name}={value}",), (f"--{name}", value)]
+    if letter:
+        forms += [(f"-{letter}{value}",), (f"-{letter}", value), (f"-O{letter}{value}",)]
+    return random.choice(forms)
+
+
 def test_options_mean_to_us_what_they_mean_to_sbatch(sandbox: Sandbox, here: Path) -> None:
     """Spelt in many ways, from the script, the environment and the command line."""
     client = CliClient(parent={**os.environ, **sandbox.env})
-    for words, env in SPELLINGS:
+    for words, env in (*SPELLINGS, *draw_spellings(Random(22), 15)):
         command_line = line.parse_command_line(words)
         text = (here / command_line.script).read_text() if command_line.script else "#!/bin/sh\n"
         wanted = line.effective(command_line, line.read_variables(env), line.parse_directives(text))
@@ -80,6 +108,47 @@ def test_options_mean_to_us_what_they_mean_to_sbatch(sandbox: Sandbox, here: Pat
         assert job.arguments == tuple(" ".join(wanted.arguments).split()), words
         log = line.render_log_path(wanted.output, job_id=job.job_id, job_name=job.name, user=job.user, node="n1")
         assert job.stdout == str(here / (log or "?")), words
+
+
+LINES = (
+    "--comment='a b' -J \"c d\"",
+    '--comment=a\\"c',
+    "--comment=a#b -J lost",
+    "--comment=a\\#b # -J lost",
+    "--comment='a#b'c\"d e\"",
+    "--comment='a\\'b c'",
+    '--comment "" -J lost\n#SBATCH -Jkept',
+    "--comment\n#SBATCH next",
+    "-J\\blank --comment=x\\\\y",
+    "--comment=a -J hetjob",
+    "--quiet --comm=a\\\ttab",
+    "--comment=a\ttab -Jx",
+    "--comment='é\xa0b'",
+)
+
+
+def test_lines_of_a_script_mean_to_us_what_they_mean_to_sbatch(sandbox: Sandbox, here: Path) -> None:
+    """Quotes, backslashes, comments and values in the next line, which sbatch reads by rules of its own."""
+    client = CliClient(parent={**os.environ, **sandbox.env})
+    for number, body in enumerate(LINES):
+        text = f"#!/bin/bash\n#SBATCH {body}\ntrue\n"
+        (here / f"{number}.sh").write_text(text)
+        done = run_sbatch(sandbox, "--hold", "--parsable", f"{number}.sh")
+        directives = read_lines(text, f"{number}.sh")
+        if isinstance(directives, BadSubmission):
+            assert (done.stderr, done.returncode) == (directives.stderr, directives.exit_code), body
+            continue
+        wanted = line.effective(line.parse_command_line([f"{number}.sh"]), (), directives)
+        assert done.returncode == 0, (body, done.stderr)
+        job = client.describe_job(int(done.stdout))
+        assert (job.name, job.comment) == (wanted.job_name.strip(), (wanted.value("comment") or "").strip()), body
+
+
+def read_lines(text: str, name: str) -> Directives | BadSubmission:
+    try:
+        return line.parse_directives(text, name=name)
+    except BadSubmission as error:
+        return error
 
 
 REFUSED: tuple[tuple[str, ...], ...] = (
