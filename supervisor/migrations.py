@@ -104,6 +104,7 @@ CREATE TABLE attempts (
   last_step INTEGER,
   phase TEXT NOT NULL,
   progress_at TEXT,
+  slurm_restarts INTEGER NOT NULL,
   log_offset INTEGER NOT NULL,
   PRIMARY KEY (run, number)
 );
@@ -138,6 +139,7 @@ CREATE TABLE interruptions (
   is_planned INTEGER NOT NULL,
   detected_at TEXT NOT NULL,
   resumed_at TEXT,
+  caught_up_at TEXT,
   last_step INTEGER,
   resume_step INTEGER,
   evidence TEXT NOT NULL,

@@ -244,6 +244,7 @@ class AttemptEnd(StrEnum):
     STOPPED = "stopped"  # by a person through the supervisor
     REFUSED = "refused"  # sbatch said no
     VANISHED = "vanished"  # gone from Slurm without a trace
+    MAINTENANCE = "maintenance"  # its nodes were taken for planned work: a maintenance reservation, a reboot
     RESIZED = "resized"  # waited in the queue for more nodes than are healthy
     LOST = "lost"  # a second job of the same attempt
 
@@ -256,6 +257,7 @@ PLANNED_ENDS = frozenset(
         AttemptEnd.STOPPED,
         AttemptEnd.CANCELLED,
         AttemptEnd.RESIZED,
+        AttemptEnd.MAINTENANCE,
     }
 )
 
@@ -287,6 +289,7 @@ class Attempt:
     last_step: int | None = None  # newest step seen
     phase: str = ""
     progress_at: datetime | None = None  # when the newest progress was stored
+    slurm_restarts: int = 0  # how often Slurm itself has started the job again, as it counts (RestartCnt)
     log_offset: int = 0  # bytes of the log that earlier attempts wrote, where all write to one file
 
     @property
@@ -345,7 +348,8 @@ class Interruption:
     node: str | None
     is_planned: bool
     detected_at: datetime
-    resumed_at: datetime | None = None  # first new step after it
+    resumed_at: datetime | None = None  # first new step after it: the down time ends
+    caught_up_at: datetime | None = None  # the step that it had reached is reached again
     last_step: int | None = None
     resume_step: int | None = None
     evidence: tuple[str, ...] = ()
@@ -353,7 +357,7 @@ class Interruption:
     @property
     def recovery_s(self) -> float | None:
         """Seconds from notice to the first new step; None while it is not resumed."""
-        return (self.resumed_at - self.detected_at).total_seconds() if self.resumed_at else None
+        return max(0.0, (self.resumed_at - self.detected_at).total_seconds()) if self.resumed_at else None
 
     @property
     def lost_steps(self) -> int | None:
@@ -457,7 +461,7 @@ class World:
     runs: tuple[Run, ...] = ()  # not finished or stopped, and those whose last job is not gone yet
     attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)  # by run, ascending
     checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)  # by run, not pruned
-    interruptions: tuple[Interruption, ...] = ()  # not resumed yet
+    interruptions: tuple[Interruption, ...] = ()  # not caught up yet
     nodes: Mapping[str, NodeMemory] = field(default_factory=dict)
     open_intents: tuple[Intent, ...] = ()
     settled_intents: tuple[Intent, ...] = ()  # of the last hours, newest last: drains for the budget, cancels

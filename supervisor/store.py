@@ -279,7 +279,7 @@ class Store:
                 runs=runs,
                 attempts=_by_run(runs, self._records(Attempt, _ATTEMPTS_OF, names)),
                 checkpoints=_by_run(runs, self._records(Checkpoint, _CHECKPOINTS_OF, names)),
-                interruptions=self._records(Interruption, _NOT_RESUMED, names),
+                interruptions=self._records(Interruption, _NOT_CAUGHT_UP, names),
                 nodes={memory.node: memory for memory in self.load_nodes()},
                 open_intents=self._load_open_intents(),
                 settled_intents=self._records(Intent, _SETTLED_SINCE, to_text(now - SETTLED_WINDOW)),
@@ -638,8 +638,8 @@ _CHECKPOINTS_OF = """
 SELECT * FROM checkpoints WHERE run IN (SELECT value FROM json_each(?)) AND state <> 'pruned'
 ORDER BY run, step, attempt
 """
-_NOT_RESUMED = """
-SELECT * FROM interruptions WHERE run IN (SELECT value FROM json_each(?)) AND resumed_at IS NULL
+_NOT_CAUGHT_UP = """
+SELECT * FROM interruptions WHERE run IN (SELECT value FROM json_each(?)) AND caught_up_at IS NULL
 ORDER BY detected_at, run, attempt
 """
 _SETTLED_SINCE = "SELECT * FROM intents WHERE settled_at >= ? AND state <> 'open' ORDER BY settled_at, id"

@@ -10,9 +10,9 @@ from slurm.client import CliClient
 from slurm.errors import SlurmError
 from slurm.types import NodeRecord
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
-from supervisor.cli.options import config_option, json_option
+from supervisor.cli.options import config_option, json_option, now
 from supervisor.config import Settings
-from supervisor.reports.nodes import events_table, nodes_as_json, nodes_table, read_nodes
+from supervisor.reports.nodes import events_table, nodes_as_json, nodes_table, read_nodes, repairs_table
 from supervisor.reports.table import print_table, render_json
 from supervisor.store import Store
 
@@ -30,7 +30,7 @@ def nodes(*, node: str | None, as_json: bool, settings: Settings) -> None:
     """
     records, silence = _ask_slurm(settings)
     with Store.open_readonly(settings.ledger.path) as store:
-        report = read_nodes(store, records, node=node, slurm_silence=silence)
+        report = read_nodes(store, records, now(), node=node, slurm_silence=silence)
     if node is not None and not report.nodes and not report.events:
         silence_too = "; Slurm, which may know it, does not answer" if silence else ""
         raise CommandError(f'there is no node "{node}"; `supervisor nodes` lists them{silence_too}', EXIT_BAD_INPUT)
@@ -43,6 +43,9 @@ def nodes(*, node: str | None, as_json: bool, settings: Settings) -> None:
     if node is not None and report.events:
         click.echo()
         print_table(events_table(report))
+    if node is not None and report.repairs:
+        click.echo()
+        print_table(repairs_table(report))
 
 
 def _ask_slurm(settings: Settings) -> tuple[tuple[NodeRecord, ...], str]:

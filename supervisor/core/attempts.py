@@ -79,6 +79,7 @@ class Sight:
     accounting_is_stale: bool = False
     has_accounting: bool = False  # it answered
     cause: Cause | None = None
+    taken: frozenset[str] = frozenset()  # its nodes that planned work has taken
     silent: tuple[Silence, ...] = ()
     failed_by_slurm: tuple[Silence, ...] = ()
     smaller: int = 0  # nodes that a smaller job could have, while the present one waits for more than are healthy
@@ -119,7 +120,19 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         accounting_is_stale=isinstance(snapshot.ended, Stale),
         has_accounting=isinstance(snapshot.ended, Fresh),
         cause=snapshot.causes.get(run.name),
+        taken=_find_taken(attempt, snapshot),
     )
+
+
+_PLANNED_WORK = frozenset({"MAINTENANCE", "REBOOT_ISSUED"})
+
+
+def _find_taken(attempt: Attempt, snapshot: Snapshot) -> frozenset[str]:
+    """Nodes in a maintenance reservation or in a reboot that was asked for: Slurm drops the flag when they are late."""
+    if not isinstance(snapshot.nodes, Fresh):
+        return frozenset()
+    records = (snapshot.nodes.value.get(node) for node in attempt.nodes)
+    return frozenset(r.name for r in records if r is not None and r.flags & _PLANNED_WORK)
 
 
 def is_own(job: JobRecord, attempt: Attempt) -> bool:
@@ -162,6 +175,8 @@ def fold_attempt(sight: Sight) -> Attempt:
         (view is not None and view.launch is not None) or (job is not None and job.state is JobState.RUNNING)
     ):
         attempt = replace(attempt, state=AttemptState.RUNNING, started_at=sight.now)
+    if job is not None and job.restarts > attempt.slurm_restarts:
+        attempt = replace(attempt, slurm_restarts=job.restarts)
     if not attempt.nodes and job is not None and job.nodes and not job.is_pending:
         attempt = replace(attempt, nodes=job.nodes)
     if not attempt.nodes and view is not None and view.launch is not None and view.launch.value.nodes:
@@ -244,7 +259,18 @@ def judge_end(sight: Sight, *, is_paused: bool = False) -> Ended | None:
     """
     rows = [row for row in _END_ROWS if not (is_paused and row in _GIVING_UP)]
     ended = next((ended for row in rows if (ended := row(sight)) is not None), None)
-    return replace(ended, nodes=_own_nodes(sight, ended.nodes)) if ended is not None else None
+    return _judge_planned_work(sight, replace(ended, nodes=_own_nodes(sight, ended.nodes))) if ended else None
+
+
+def _judge_planned_work(sight: Sight, ended: Ended) -> Ended:
+    """An end that planned work brought about is nobody's failure, and no person has cancelled the run."""
+    if ended.end not in _BY_PLANNED_WORK or not sight.taken or not sight.taken >= set(ended.nodes):
+        return ended
+    detail = f"planned work on {', '.join(sorted(sight.taken))}: {ended.detail}"
+    return replace(ended, end=AttemptEnd.MAINTENANCE, detail=detail, nodes=())
+
+
+_BY_PLANNED_WORK = frozenset({AttemptEnd.CANCELLED, AttemptEnd.NODE_FAILED, AttemptEnd.NODE_SILENT})
 
 
 def _own_nodes(sight: Sight, named: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ PlanError    an argument makes no sense; the message names it
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -153,6 +154,48 @@ def _wall_s(ran: Sequence[Attempt], now: datetime) -> float:
         if a.started_at is not None and a.submitted_at is not None and a.started_at > first
     )
     return (last - first).total_seconds() - queued_s
+
+
+# ---------------------------------------------------------------- what one interruption has cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """The time that one interruption has cost, in parts that follow each other: their sum is all of it."""
+
+    detection_s: float  # from the last sign of progress to the notice
+    restart_s: float  # from there to the first new step: the down time
+    recompute_s: float  # from there until the step that had been reached is reached again
+    is_open: bool = False  # it is not over: counted up to now
+    has_clock_step: bool = False  # an instant lay before the one that it follows, and counts as 0
+
+    @property
+    def total_s(self) -> float:
+        return self.detection_s + self.restart_s + self.recompute_s
+
+
+def split_gap(interruption: Interruption, ended: Attempt | None, now: datetime) -> Gap:
+    """Where the time of an interruption went; `ended`: the attempt that it ended, where it is known.
+
+    Work is lost from the last step that was seen (the record of progress is a few seconds old at most). Instants come
+    from one clock per run of the daemon: a step of the host's clock between two of them shows as a negative part.
+    """
+    seen_at = ended.progress_at if ended is not None else None
+    known = [seen_at or interruption.detected_at, interruption.detected_at]
+    is_open = interruption.caught_up_at is None
+    known += [at for at in (interruption.resumed_at, interruption.caught_up_at) if at is not None]
+    if is_open:
+        known.append(now)
+    reached = [max(known[: n + 1]) for n in range(len(known))]
+    parts = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(reached)]
+    detection_s, restart_s, recompute_s = (*parts, 0.0)[:3]
+    return Gap(
+        detection_s=detection_s,
+        restart_s=restart_s,
+        recompute_s=recompute_s,
+        is_open=is_open,
+        has_clock_step=known != reached,
+    )
 
 
 # ---------------------------------------------------------------- how often to save

@@ -24,7 +24,14 @@ from supervisor.model import (
 
 # Ends that cost no part of the budget: nobody's fault, and each is bounded by something else.
 _FREE_ENDS = frozenset(
-    {AttemptEnd.RESIZED, AttemptEnd.TIME_LIMIT, AttemptEnd.PREEMPTED, AttemptEnd.LOST, AttemptEnd.STOPPED}
+    {
+        AttemptEnd.RESIZED,
+        AttemptEnd.TIME_LIMIT,
+        AttemptEnd.PREEMPTED,
+        AttemptEnd.MAINTENANCE,
+        AttemptEnd.LOST,
+        AttemptEnd.STOPPED,
+    }
 )
 # Ends that a node or the cluster brought about. They have a budget of their own: a bad week of the nodes must not use
 # up what the training's own failures are allowed.
@@ -175,14 +182,18 @@ def choose_smaller(
 ) -> int:
     """Nodes that a smaller job could have now, where a waiting one wants more than are healthy; else 0.
 
-    Only nodes that are drained, down or broken count as lost: a new job loses its place in the queue.
+    Only nodes that are drained, down or broken count as lost, and none that reboots: a new job loses its place in the
+    queue.
     """
-    lost = {n for n, r in nodes.items() if r.is_drain_set or r.base is NodeBase.DOWN}
+    lost = {n for n, r in nodes.items() if (r.is_drain_set or r.base is NodeBase.DOWN) and not r.flags & _REBOOTS}
     lost |= {n for n, m in memory.items() if m.verdict is Verdict.BROKEN}
     known = [r.name for r in nodes.values() if _is_in_partition(r, spec)]
     left = len([n for n in known if n not in lost])
     count = choose_count(spec.nodes, left)
     return count if count and left < attempt.nodes_wanted + attempt.spares else 0
+
+
+_REBOOTS = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED"})  # planned ones, for which Slurm drains or downs a node
 
 
 def _is_in_partition(record: NodeRecord, spec: RunSpec) -> bool:

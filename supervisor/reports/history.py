@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from supervisor.core.reliability import Mtbf, estimate_mtbf, running_s
+from supervisor.core.reliability import Gap, Mtbf, estimate_mtbf, running_s, split_gap
 from supervisor.model import Attempt, Interruption
 from supervisor.reports.status import mtbf_words
 from supervisor.reports.table import Table, duration, instant, number, one_line
@@ -23,10 +24,27 @@ class History:
     interruptions: tuple[Interruption, ...]
     observed_s: float
     since: datetime | None
+    attempts: tuple[Attempt, ...] = ()
+    now: datetime | None = None  # open ones count up to here
 
     @property
     def unplanned(self) -> tuple[Interruption, ...]:
         return tuple(interruption for interruption in self.interruptions if not interruption.is_planned)
+
+    @property
+    def planned(self) -> tuple[Interruption, ...]:
+        return tuple(interruption for interruption in self.interruptions if interruption.is_planned)
+
+    @property
+    def slurm_restarts(self) -> int:
+        """Restarts that Slurm counts (its RestartCnt); ours, and MTBF, count interruptions."""
+        return sum(attempt.slurm_restarts for attempt in self.attempts)
+
+    def gap(self, interruption: Interruption) -> Gap:
+        """What one of them has cost, in parts."""
+        key = (interruption.run, interruption.attempt)
+        ended = next((a for a in self.attempts if (a.run, a.number) == key), None)
+        return split_gap(interruption, ended, self.now or interruption.detected_at)
 
     @property
     def mtbf(self) -> Mtbf | None:
@@ -43,18 +61,20 @@ def read_history(store: Store, now: datetime, *, name: str | None = None, since:
             interruptions=store.load_interruptions(name, since),
             observed_s=running_s(attempts, now, since=since),
             since=since,
+            attempts=tuple(attempts),
+            now=now,
         )
 
 
 def history_as_json(history: History) -> dict[str, Any]:
     """The report of `supervisor history --json`."""
     return {
-        "interruptions": [_as_json(interruption) for interruption in history.interruptions],
+        "interruptions": [_as_json(interruption, history.gap(interruption)) for interruption in history.interruptions],
         "summary": _summary_as_json(history),
     }
 
 
-def _as_json(interruption: Interruption) -> dict[str, Any]:
+def _as_json(interruption: Interruption, gap: Gap) -> dict[str, Any]:
     return {
         "run": interruption.run,
         "attempt": interruption.attempt,
@@ -65,7 +85,16 @@ def _as_json(interruption: Interruption) -> dict[str, Any]:
         "injected_at": None,  # known only to whoever broke it on purpose
         "detected_at": interruption.detected_at,
         "resumed_at": interruption.resumed_at,
+        "caught_up_at": interruption.caught_up_at,
         "recovery_s": interruption.recovery_s,
+        "gap": {
+            "detection_s": gap.detection_s,
+            "restart_s": gap.restart_s,
+            "recompute_s": gap.recompute_s,
+            "total_s": gap.total_s,
+            "open": gap.is_open,
+            "clock_stepped": gap.has_clock_step,
+        },
         "last_step": interruption.last_step,
         "resume_step": interruption.resume_step,
         "lost_steps": interruption.lost_steps,
@@ -79,7 +108,10 @@ def _summary_as_json(history: History) -> dict[str, Any]:
     return {
         "since": history.since,
         "interruptions": len(history.unplanned),
-        "planned": len(history.interruptions) - len(history.unplanned),
+        "planned": len(history.planned),
+        "down_s": _down_s(history, history.unplanned),
+        "planned_down_s": _down_s(history, history.planned),
+        "slurm_restarts": history.slurm_restarts,
         "by_kind": dict(Counter(interruption.kind for interruption in history.unplanned)),
         "by_node": dict(Counter(i.node for i in history.unplanned if i.node)),
         "observed_h": history.observed_s / 3600,
@@ -91,6 +123,11 @@ def _summary_as_json(history: History) -> dict[str, Any]:
         "lost_steps": sum(interruption.lost_steps or 0 for interruption in history.unplanned),
         "not_resumed": sum(1 for interruption in history.unplanned if interruption.resumed_at is None),
     }
+
+
+def _down_s(history: History, interruptions: Sequence[Interruption]) -> float:
+    """Seconds between notice and the first new step; of those that are still open, until now."""
+    return math.fsum(history.gap(interruption).restart_s for interruption in interruptions)
 
 
 def _recoveries_s(interruptions: Sequence[Interruption]) -> list[float]:
@@ -125,7 +162,22 @@ def _row(interruption: Interruption) -> tuple[str, ...]:
 
 
 def summary_line(history: History) -> str:
-    """What the interruptions come to."""
+    """What the interruptions come to; planned work and Slurm's own count in words of their own."""
+    return _unplanned_words(history) + _planned_words(history) + _slurm_words(history)
+
+
+def _planned_words(history: History) -> str:
+    if not history.planned:
+        return ""
+    return f"; {len(history.planned)} planned, {duration(_down_s(history, history.planned))} of planned down time"
+
+
+def _slurm_words(history: History) -> str:
+    count = history.slurm_restarts
+    return f"; Slurm counts {count} restarts of its own (Restarts)" if count else ""
+
+
+def _unplanned_words(history: History) -> str:
     if not history.unplanned:
         return (
             f"no unplanned interruption in {duration(history.observed_s)} of running; MTBF {mtbf_words(history.mtbf)}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from slurm.types import NodeRecord
 from supervisor.model import NodeEvent, NodeMemory
-from supervisor.reports.table import Table, instant, one_line
+from supervisor.reports.table import Table, duration, instant, one_line
 from supervisor.store import Store
 
 
@@ -24,25 +25,72 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """One time that a node was out of service: drained, and returned."""
+
+    node: str
+    since_at: datetime
+    until_at: datetime | None  # None: it still is
+    spent_s: float  # an open one counts up to now
+    has_clock_step: bool = False  # the end lay before the beginning, and counts as 0
+
+
+def fold_repairs(events: Sequence[NodeEvent], now: datetime) -> tuple[Repair, ...]:
+    """The times out of service that a node's events tell of, oldest first; `events` oldest first."""
+    out_since: dict[str, datetime] = {}
+    repairs = []
+    for event in events:
+        if event.event in _GOES_OUT:
+            out_since.setdefault(event.node, event.at)
+        elif event.event in _COMES_BACK and event.node in out_since:
+            repairs.append(_repair(event.node, out_since.pop(event.node), event.at, now))
+    repairs += [_repair(node, since, None, now) for node, since in out_since.items()]
+    return tuple(repairs)
+
+
+def _repair(node: str, since_at: datetime, until_at: datetime | None, now: datetime) -> Repair:
+    spent_s = ((until_at or now) - since_at).total_seconds()
+    return Repair(
+        node=node, since_at=since_at, until_at=until_at, spent_s=max(0.0, spent_s), has_clock_step=spent_s < 0
+    )
+
+
+_GOES_OUT = frozenset({"node.drained", "drain.found"})
+_COMES_BACK = frozenset({"drain.lifted_by_other", "node.trusted_again", "node.judged_healthy"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
     """All nodes, and why Slurm's side is missing if it is."""
 
     nodes: tuple[NodeStatus, ...]
     events: tuple[NodeEvent, ...] = ()
+    repairs: tuple[Repair, ...] = ()
     slurm_silence: str = ""
 
 
 def read_nodes(
-    store: Store, records: Sequence[NodeRecord], *, node: str | None = None, slurm_silence: str = "", events: int = 20
+    store: Store,
+    records: Sequence[NodeRecord],
+    now: datetime,
+    *,
+    node: str | None = None,
+    slurm_silence: str = "",
+    events: int = 20,
 ) -> Nodes:
-    """What the ledger and Slurm's `records` know of all nodes, or of one; with its newest events."""
+    """What the ledger and Slurm's `records` know of all nodes, or of one; with its newest events and repairs."""
     with store.reading():
         merged = merge_nodes(records, store.load_nodes(), _read_use(store))
+        past = store.load_node_events(node, _PAST)
         return Nodes(
             nodes=tuple(status for status in merged if node in {None, status.node}),
-            events=store.load_node_events(node, events),
+            events=past[-events:],
+            repairs=fold_repairs(past, now),
             slurm_silence=slurm_silence,
         )
+
+
+_PAST = 2000  # events that repairs are told from
 
 
 def _read_use(store: Store) -> dict[str, tuple[str, ...]]:
@@ -96,6 +144,17 @@ def nodes_as_json(report: Nodes) -> dict[str, Any]:
             }
             for event in report.events
         ],
+        "repairs": [
+            {
+                "node": repair.node,
+                "since_at": repair.since_at,
+                "until_at": repair.until_at,
+                "spent_s": repair.spent_s,
+                "open": repair.until_at is None,
+                "clock_stepped": repair.has_clock_step,
+            }
+            for repair in report.repairs
+        ],
     }
 
 
@@ -139,6 +198,24 @@ def _row(status: NodeStatus) -> tuple[str, ...]:
         ",".join(status.runs) or "-",
         instant(memory.checked_at) if memory else "-",
         one_line(memory.reason if memory and memory.reason else record.reason if record else ""),
+    )
+
+
+def repairs_table(report: Nodes) -> Table:
+    """The times out of service, oldest first."""
+    return Table(
+        columns=("out of service (UTC)", "node", "for", "until (UTC)"),
+        rows=tuple(
+            (
+                instant(repair.since_at),
+                repair.node,
+                duration(repair.spent_s),
+                (instant(repair.until_at) if repair.until_at else "still out")
+                + (" (the clock was set back)" if repair.has_clock_step else ""),
+            )
+            for repair in report.repairs
+        ),
+        numeric=frozenset({"for"}),
     )
 
 

@@ -147,6 +147,8 @@ def test_history_as_json_has_the_documented_keys(service: Service) -> None:
     service.keep(*story())
     report = json.loads(service.call("history", "--json").stdout)
     (shown,) = report["interruptions"]
+    gap = shown.pop("gap")
+    assert (gap["restart_s"], gap["open"], gap["clock_stepped"]) == (10.0, True, False)
     assert shown == {
         "run": "llama",
         "attempt": 1,
@@ -157,6 +159,7 @@ def test_history_as_json_has_the_documented_keys(service: Service) -> None:
         "injected_at": None,
         "detected_at": "2026-01-02T12:01:50.000Z",
         "resumed_at": "2026-01-02T12:02:00.000Z",
+        "caught_up_at": None,
         "recovery_s": 10.0,
         "last_step": 80,
         "resume_step": 60,

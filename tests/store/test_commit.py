@@ -64,7 +64,7 @@ def test_the_world_is_what_was_committed(tmp_path_factory: pytest.TempPathFactor
         for name in live
     }
     assert set(world.interruptions) == {
-        i for i in history if isinstance(i, Interruption) and i.run in live and i.resumed_at is None
+        i for i in history if isinstance(i, Interruption) and i.run in live and i.caught_up_at is None
     }
 
 

@@ -186,14 +186,27 @@ def _count_load_failure(draft: Draft, sight: attempt_rules.Sight) -> None:
 
 
 def learn_resumed(draft: Draft, run: str) -> None:
-    """An interruption is over with the first new step after it."""
+    """The down time ends with the first new step, the cost of an interruption when the lost steps are done again."""
     attempt = draft.last_attempt(run)
     if attempt is None or attempt.stepped_at is None:
         return
-    for interruption in draft.interruptions(run):
-        if interruption.resumed_at is None and interruption.attempt < attempt.number:
-            after = replace(interruption, resumed_at=attempt.stepped_at, resume_step=attempt.resume_step)
+    step = _newest_step(draft, attempt)
+    for known in draft.interruptions(run):
+        after = known
+        if known.attempt >= attempt.number:
+            continue
+        if after.resumed_at is None:
+            after = replace(after, resumed_at=attempt.stepped_at, resume_step=attempt.resume_step)
             draft.put(after, f"first new step of attempt {attempt.number}")
+        if after.caught_up_at is None and step >= (after.last_step or 0):
+            draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
+
+
+def _newest_step(draft: Draft, attempt: Attempt) -> int:
+    view = draft.view(attempt.run)
+    progress = view.progress.value if view is not None and view.progress is not None else None
+    seen = progress.step if progress is not None and progress.attempt == attempt.number else 0
+    return max(seen, attempt.last_step or 0)
 
 
 def clear_jobs(draft: Draft, run: str) -> None:
