@@ -152,7 +152,7 @@ class CliClient:
         return listing
 
     def fetch_ended_jobs(self, *, since: datetime) -> JobListing:
-        """Jobs from accounting submitted at `since` or later; `since` is an aware instant.
+        """Jobs from accounting submitted at `since` or later, oldest first; `since` is an aware instant.
 
         sacct also lists older jobs that were still there at `since`; they are left out, because job ids come round
         again and an old record must not stand for a new job. On exit codes see `slurm.parse.parse_sacct`.
@@ -160,7 +160,7 @@ class CliClient:
         listing = self._json.fetch_ended_jobs(since=since) if self._json else None
         listing = listing or self._fetch_ended_as_text(since)
         floor = since.replace(microsecond=0)  # Slurm's times are whole seconds
-        jobs = tuple(job for job in listing.jobs if job.submit_at is None or job.submit_at >= floor)
+        jobs = tuple(job for job in _by_submission(listing) if job.submit_at is None or job.submit_at >= floor)
         return JobListing(jobs=jobs, unreadable=listing.unreadable)
 
     def _fetch_ended_as_text(self, since: datetime) -> JobListing:

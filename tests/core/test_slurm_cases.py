@@ -91,6 +91,17 @@ def test_a_planned_reboot_is_no_failure_and_condemns_nobody(rebooting: NodeRecor
     assert intents_of(plan, IntentKind.DRAIN) == ()
 
 
+@pytest.mark.parametrize(("flags", "is_smaller"), [(("REBOOT_ISSUED",), False), ((), True)])
+def test_a_job_that_waits_for_a_node_in_a_planned_reboot_keeps_its_place_in_the_queue(
+    flags: tuple[str, ...], *, is_smaller: bool
+) -> None:
+    """NS-08."""
+    nodes = cluster(3, *(node(name, NodeBase.DOWN, *flags) for name in ("n2", "n3")), node("n4"))
+    wants_three = attempt(state=AttemptState.SUBMITTED, nodes_wanted=3)
+    plan = plan_for(world(wants_three), snapshot(waiting("Resources"), nodes=nodes))
+    assert (1 in attempts_in(plan)) is is_smaller
+
+
 def test_a_reboot_that_took_too_long_is_a_failure() -> None:
     """NS-08: Slurm then takes the flag back and says so."""
     late = node("n1", NodeBase.DOWN, "NOT_RESPONDING", reason="reboot timed out")
