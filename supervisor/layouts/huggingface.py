@@ -79,12 +79,14 @@ def _weights(tree: Tree, path: str) -> Piece:
 
 
 def _judge_optimizer(tree: Tree, folder: str, names: Sequence[str], states: Sequence[str]) -> str:
-    """A note when it holds the weights alone (save_only_model); raises Broken when only the optimizer is missing.
+    """A note when it holds the weights alone (save_only_model); raises Broken when only part of the rest is there.
 
-    The Trainer does not complain: it would go on with the weights and a fresh optimizer.
+    The Trainer does not complain when optimizer or scheduler are missing: it would go on with both as new.
     """
     shards = [name for name in names if name.startswith(("optimizer_", "global_step"))]
     has_shards = any(tree.is_folder(f"{folder}/{name}") for name in shards)
+    if any(name in names for name in _OPTIMIZERS) and "scheduler.pt" not in names:
+        raise Broken(f"{folder}/scheduler.pt is missing")
     if has_shards or any(name in names for name in _OPTIMIZERS):
         return ""
     if any(name.startswith(("scheduler", "rng_state")) for name in states):

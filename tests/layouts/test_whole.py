@@ -1,0 +1,317 @@
+"""Checkpoints that the frameworks wrote: found, whole, of the right step; and broken ones walked back past."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.layouts.folders import (
+    DATA,
+    LAYOUTS,
+    SEALED,
+    copy_of,
+    cut,
+    look,
+    payload_files,
+    read,
+    view_of,
+    whole_steps,
+)
+
+ALL = sorted(LAYOUTS)
+
+
+@pytest.mark.parametrize("fixture", ALL)
+def test_what_the_framework_wrote_is_whole_and_of_its_step(fixture: str) -> None:
+    layout = LAYOUTS[fixture][0]
+    views = [v for v in look(DATA / fixture, layout).views if not v.path.endswith("last.ckpt")]
+    assert [(v.step, v.is_complete) for v in views] == [(2, True), (4, True)]
+
+
+@pytest.mark.parametrize("fixture", ALL)
+def test_auto_finds_the_layout_by_the_names(fixture: str) -> None:
+    layout = LAYOUTS[fixture][0].replace("torchtitan", "dcp")  # the same names as others give a plain one
+    sight = look(DATA / fixture)
+    assert (sight.layout, sight.notes) == (layout, ())
+    assert {v.step for v in sight.views if v.is_complete} == {2, 4}
+
+
+@pytest.mark.parametrize("fixture", ALL)
+def test_any_file_cut_or_missing_leaves_the_older_one(fixture: str, tmp_path: Path) -> None:
+    layout, _, newest = LAYOUTS[fixture]
+    count = len(payload_files(copy_of(fixture, tmp_path / "count") / newest))
+    for place in range(count):
+        for damage in ("cut", "empty", "missing"):
+            folder = copy_of(fixture, tmp_path / f"{place}-{damage}")
+            file = payload_files(folder / newest)[place]
+            if file.name.startswith("rng_state") and damage == "missing":
+                continue  # one that is not there is not missed: a rank of another world size has none either
+            if damage == "missing":
+                file.unlink()
+            else:
+                cut(file, 0.7 if damage == "cut" else 0)
+            assert whole_steps(folder, layout) == [2], f"{file.name} {damage}"
+
+
+@pytest.mark.parametrize("fixture", ALL)
+def test_an_empty_or_half_deleted_folder_leaves_the_older_one(fixture: str, tmp_path: Path) -> None:
+    layout, _, newest = LAYOUTS[fixture]
+    folder = copy_of(fixture, tmp_path)
+    if (folder / newest).is_dir():
+        shutil.rmtree(folder / newest)
+        (folder / newest).mkdir()
+        assert whole_steps(folder, layout) == [2]
+        (folder / newest / "README.md").write_text("nothing")
+        assert whole_steps(folder, layout) == [2]
+
+
+@pytest.mark.parametrize("fixture", SEALED)
+def test_a_checkpoint_of_zip_files_is_read_back_against_checksums(fixture: str) -> None:
+    layout, _, newest = LAYOUTS[fixture]
+    reading = read(DATA / fixture, layout, newest)
+    assert (reading.is_whole, reading.unsealed) == (True, 0)
+
+
+@pytest.mark.parametrize("fixture", SEALED)
+def test_a_flipped_byte_in_the_state_is_found_by_reading_back(fixture: str, tmp_path: Path) -> None:
+    layout, _, newest = LAYOUTS[fixture]
+    folder = copy_of(fixture, tmp_path)
+    for file in payload_files(folder / newest):
+        whole = file.read_bytes()
+        at = next(whole.index(word) for word in (b"ctorch", b"cargparse") if word in whole) + 1  # in its pickle
+        file.write_bytes(whole[:at] + b"O" + whole[at + 1 :])
+        reading = read(folder, layout, newest)
+        assert (reading.is_whole, "CRC32" in reading.detail) == (False, True), file.name
+        file.write_bytes(whole)
+
+
+def test_safetensors_carry_no_checksum_and_the_reading_says_so() -> None:
+    reading = read(DATA / "huggingface", "huggingface", "checkpoint-4")
+    assert reading.is_whole
+    assert 0 < reading.unsealed < reading.size
+    assert "no checksum" in reading.detail
+
+
+def test_a_checkpoint_that_was_written_again_is_not_the_one_that_is_read_back(tmp_path: Path) -> None:
+    from supervisor.layouts.readback import read_back
+
+    folder = copy_of("dcp", tmp_path)
+    stamp = view_of(folder, "dcp", "step-4").stamp
+    os.utime(folder / "step-4" / "__0_0.distcp", (1, 1))
+    assert read_back(folder / "step-4", "dcp", stamp).is_whole is None
+    shutil.rmtree(folder / "step-4")
+    assert read_back(folder / "step-4", "dcp", stamp).is_whole is None
+
+
+# ---------------------------------------------------------------- distributed checkpoints
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
+def test_a_cut_metadata_file_is_no_commit_mark(keep: float, tmp_path: Path) -> None:
+    folder = copy_of("dcp", tmp_path)
+    cut(folder / "step-4" / ".metadata", keep)
+    assert whole_steps(folder, "dcp") == [2]
+
+
+def test_files_of_a_larger_world_that_was_there_before_are_no_fault(tmp_path: Path) -> None:
+    folder = copy_of("dcp", tmp_path)
+    (folder / "step-4" / "__7_0.distcp").write_bytes(b"left over")
+    assert whole_steps(folder, "dcp") == [2, 4]
+
+
+@pytest.mark.parametrize("name", ["100", "step_100", "epoch-3-step-100", "ckpt100", "iter_100"])
+def test_a_distributed_checkpoint_may_have_any_name_that_ends_in_the_step(name: str, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "dcp" / "step-4", tmp_path / name)
+    assert whole_steps(tmp_path, "dcp") == [100]
+
+
+@pytest.mark.parametrize("layout", ["torchtitan", "auto"])
+def test_torchtitans_last_save_of_the_weights_alone_is_nothing_to_resume_from(layout: str, tmp_path: Path) -> None:
+    folder = copy_of("torchtitan/checkpoint", tmp_path)
+    shutil.rmtree(folder / "step-4")
+    shutil.copytree(DATA / "torchtitan-weights" / "checkpoint" / "step-4", folder / "step-4")
+    assert whole_steps(folder, layout) == [2]
+    assert "weights alone" in view_of(folder, layout, "step-4").detail
+
+
+def test_torchtitans_exported_weights_are_nothing_to_resume_from(tmp_path: Path) -> None:
+    folder = copy_of("torchtitan/checkpoint", tmp_path)
+    shutil.copytree(DATA / "huggingface-sharded" / "checkpoint-2", folder / "step-6")
+    assert whole_steps(folder, "torchtitan") == [2, 4]
+    assert "exported weights" in view_of(folder, "torchtitan", "step-6").detail
+
+
+# ---------------------------------------------------------------- Megatron
+
+
+@pytest.mark.parametrize("tracker", ["release", "99", "", "\0\0"])
+@pytest.mark.parametrize("fixture", ["megatron", "megatron-dist"])
+def test_a_tracker_that_leads_nowhere_hides_nothing(fixture: str, tracker: str, tmp_path: Path) -> None:
+    folder = copy_of(fixture, tmp_path)
+    (folder / "latest_checkpointed_iteration.txt").write_text(tracker)
+    assert whole_steps(folder, "megatron") == [2, 4]
+
+
+def test_what_is_newer_than_the_tracker_was_not_finished(tmp_path: Path) -> None:
+    folder = copy_of("megatron", tmp_path)
+    (folder / "latest_checkpointed_iteration.txt").write_text("2\n")
+    assert whole_steps(folder, "megatron") == [2]
+
+
+def test_a_tensor_rank_that_did_not_save_is_missed(tmp_path: Path) -> None:
+    folder = copy_of("megatron", tmp_path)
+    shutil.rmtree(folder / "iter_0000004" / "mp_rank_01")
+    assert whole_steps(folder, "megatron") == [2]
+    assert "1 of 2 ranks" in view_of(folder, "megatron", "iter_0000004").detail
+
+
+def test_a_pipeline_rank_that_did_not_save_is_missed(tmp_path: Path) -> None:
+    folder = copy_of("megatron", tmp_path)
+    newest = folder / "iter_0000004"
+    for tensor in ("00", "01"):
+        (newest / f"mp_rank_{tensor}").rename(newest / f"mp_rank_{tensor}_000")
+        shutil.copytree(newest / f"mp_rank_{tensor}_000", newest / f"mp_rank_{tensor}_001")
+    assert whole_steps(folder, "megatron") == [2, 4]
+    shutil.rmtree(newest / "mp_rank_01_001")
+    assert whole_steps(folder, "megatron") == [2]
+
+
+def test_without_a_mark_a_fresh_torch_checkpoint_is_waited_for(tmp_path: Path) -> None:
+    folder = copy_of("megatron", tmp_path)
+    (folder / "latest_checkpointed_iteration.txt").unlink()
+    for file in payload_files(folder / "iter_0000004"):
+        os.utime(file)
+    for file in payload_files(folder / "iter_0000002"):
+        os.utime(file, (1, 1))
+    assert [v.is_complete for v in look(folder, "megatron", is_final=False).views] == [True, False]
+    assert [v.is_complete for v in look(folder, "megatron", is_final=True).views] == [True, True]
+
+
+# ---------------------------------------------------------------- Hugging Face
+
+
+def test_weights_in_several_files_are_all_looked_for(tmp_path: Path) -> None:
+    folder = copy_of("huggingface-sharded", tmp_path)
+    assert whole_steps(folder, "huggingface") == [2]
+    (folder / "checkpoint-2" / "model-00002-of-00002.safetensors").unlink()
+    assert whole_steps(folder, "huggingface") == []
+
+
+def test_a_trainer_state_of_another_step_is_refused(tmp_path: Path) -> None:
+    folder = copy_of("huggingface", tmp_path)
+    (folder / "checkpoint-4").rename(folder / "checkpoint-9")
+    assert whole_steps(folder, "huggingface") == [2]
+
+
+def test_the_weights_alone_are_taken_when_that_is_what_the_trainer_saves(tmp_path: Path) -> None:
+    folder = copy_of("huggingface", tmp_path)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        (folder / "checkpoint-4" / name).unlink()
+    view = view_of(folder, "huggingface", "checkpoint-4")
+    assert (view.is_complete, view.detail) == (True, "the weights alone: the optimizer starts anew")
+
+
+def test_a_folder_that_is_being_staged_is_none(tmp_path: Path) -> None:
+    folder = copy_of("huggingface", tmp_path)
+    (folder / "checkpoint-4").rename(folder / "tmp-checkpoint-4")
+    assert [v.step for v in look(folder, "huggingface").views] == [2]
+
+
+@pytest.mark.parametrize("inside", ["deepspeed-zero1", "deepspeed-zero3"])
+def test_deepspeed_states_inside_count_as_its_weights_and_optimizer(inside: str, tmp_path: Path) -> None:
+    folder = copy_of("huggingface", tmp_path)
+    newest = folder / "checkpoint-4"
+    for name in ("optimizer.pt", "model.safetensors"):
+        (newest / name).unlink()
+    shutil.copytree(DATA / inside / "global_step4", newest / "global_step4")
+    assert whole_steps(folder, "huggingface") == [2, 4]
+    next(newest.rglob("*zero_pp_rank_1*optim_states.pt")).unlink()
+    assert whole_steps(folder, "huggingface") == [2]
+
+
+def test_sharded_states_inside_count_as_its_weights_and_optimizer(tmp_path: Path) -> None:
+    folder = copy_of("huggingface", tmp_path)
+    newest = folder / "checkpoint-4"
+    for name in ("optimizer.pt", "model.safetensors"):
+        (newest / name).unlink()
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        shutil.copytree(DATA / "dcp" / "step-4", newest / name)
+    assert whole_steps(folder, "huggingface") == [2, 4]
+    (newest / "optimizer_0" / ".metadata").unlink()
+    assert whole_steps(folder, "huggingface") == [2]
+
+
+# ---------------------------------------------------------------- Lightning
+
+
+def test_the_step_is_in_the_file_when_the_name_does_not_tell_it(tmp_path: Path) -> None:
+    shutil.copy(DATA / "lightning" / "epoch=0-step=4.ckpt", tmp_path / "best-loss=0.3.ckpt")
+    shutil.copytree(DATA / "lightning-sharded" / "epoch=0-step=2.ckpt", tmp_path / "other.ckpt")
+    assert whole_steps(tmp_path, "lightning") == [2, 4]
+
+
+def test_a_version_of_a_step_that_was_saved_again_stands_in_for_a_broken_one(tmp_path: Path) -> None:
+    folder = copy_of("lightning", tmp_path)
+    shutil.copy(folder / "epoch=0-step=4.ckpt", folder / "epoch=0-step=4-v1.ckpt")
+    cut(folder / "epoch=0-step=4.ckpt")
+    assert whole_steps(folder, "lightning") == [2, 4]
+
+
+def test_a_link_to_the_best_one_is_not_followed(tmp_path: Path) -> None:
+    folder = copy_of("lightning", tmp_path)
+    (folder / "last.ckpt").symlink_to(folder / "epoch=0-step=4.ckpt")
+    assert whole_steps(folder, "lightning") == [2, 4]
+
+
+def test_a_sharded_checkpoint_without_its_meta_file_is_not_finished(tmp_path: Path) -> None:
+    folder = copy_of("lightning-sharded", tmp_path)
+    (folder / "epoch=0-step=4.ckpt" / "meta.pt").unlink()
+    assert whole_steps(folder, "lightning") == [2]
+
+
+# ---------------------------------------------------------------- DeepSpeed
+
+
+def test_the_last_data_parallel_rank_is_missed_too(tmp_path: Path) -> None:
+    folder = copy_of("deepspeed-zero1", tmp_path)
+    (folder / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    assert whole_steps(folder, "deepspeed") == [2]
+    assert "1 of 2 is missing" in view_of(folder, "deepspeed", "global_step4").detail
+
+
+@pytest.mark.parametrize(("latest", "steps"), [("global_step2", [2]), ("global_step9", [2, 4]), ("", [2, 4])])
+def test_latest_tells_which_save_ended_unless_it_leads_nowhere(latest: str, steps: list[int], tmp_path: Path) -> None:
+    folder = copy_of("deepspeed-zero3", tmp_path)
+    (folder / "latest").write_text(latest)
+    assert whole_steps(folder, "deepspeed") == steps
+
+
+def test_a_universal_checkpoint_has_the_weights_of_each_parameter(tmp_path: Path) -> None:
+    state = DATA / "lightning" / "epoch=0-step=4.ckpt"  # any file of torch.save
+    for parameter in ("w", "b"):
+        for name in ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"):
+            (tmp_path / "global_step4" / "zero" / parameter).mkdir(parents=True, exist_ok=True)
+            shutil.copy(state, tmp_path / "global_step4" / "zero" / parameter / name)
+    assert whole_steps(tmp_path, "deepspeed") == [4]
+    (tmp_path / "global_step4" / "zero" / "b" / "fp32.pt").unlink()
+    assert whole_steps(tmp_path, "deepspeed") == []
+
+
+# ---------------------------------------------------------------- auto
+
+
+def test_of_several_layouts_the_one_with_the_most_is_taken_and_told(tmp_path: Path) -> None:
+    folder = copy_of("huggingface", tmp_path)
+    shutil.copy(DATA / "lightning" / "epoch=0-step=4.ckpt", folder / "x.ckpt")
+    sight = look(folder)
+    assert sight.layout == "huggingface"
+    assert "lightning 1" in sight.notes[0]
+
+
+def test_a_folder_without_any_checkpoint_holds_none(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "train.py").write_text("")
+    assert look(tmp_path).views == ()
