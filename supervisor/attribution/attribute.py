@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from slurm.types import JobRecord, JobState
 from supervisor.attribution.exits import read_exit
@@ -40,6 +42,7 @@ def _gather(view: RunView, job: JobRecord | None) -> list[Sign]:
     signs = list(_read_reports(view))
     signs += _read_job_log(view)
     signs += _read_exits(view)
+    signs += _read_job_exit(view, job)
     if job is not None and job.state is JobState.OUT_OF_MEMORY:
         signs.append(Sign(kind="host_memory", weight=Weight.MEMORY, text=f"Slurm: job {job.job_id} OUT_OF_MEMORY"))
     return signs
@@ -79,6 +82,24 @@ def _read_exits(view: RunView) -> Iterator[Sign]:
         sign = read_exit(code, node, node=node)
         if sign is not None:
             yield sign
+
+
+_NOT_FOUND = re.compile(r"^.*: \S+: (?:command )?not found$", re.MULTILINE)
+_CANNOT_START = frozenset({126, 127})
+
+
+def _read_job_exit(view: RunView, job: JobRecord | None) -> Iterator[Sign]:
+    """A job that ended with a shell's own "there is no such program", and the line that names it.
+
+    Only with that code: scripts say "not found" of things that they can do without.
+    """
+    code = view.exit.exit_code if view.exit is not None else job.exit_code if job is not None else None
+    if code not in _CANNOT_START:
+        return
+    sign = read_exit(code, "the job")
+    lines = _NOT_FOUND.findall(view.log_tail[-MAX_TEXT:])
+    if sign is not None:
+        yield replace(sign, text=lines[-1].strip()[:300]) if lines else sign
 
 
 # ---------------------------------------------------------------- ranking

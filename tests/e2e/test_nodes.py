@@ -9,6 +9,8 @@ import pytest
 from slurm.types import NodeBase
 from supervisor.model import AttemptEnd, CheckpointState
 from tests.e2e.conftest import OpenStage
+from tests.e2e.stage import Stage
+from trainer.contract import RunPaths
 
 pytestmark = pytest.mark.slurm
 
@@ -42,6 +44,18 @@ def test_a_power_cut_is_acted_upon_within_8_s(open_stage: OpenStage, position: i
     assert lost not in second.nodes
     assert second.resume_step > 0
     assert list(stage.drained()) == [lost]
+    assert_each_met_on_its_own_first_node(stage)
+
+
+def assert_each_met_on_its_own_first_node(stage: Stage) -> None:
+    """Case RR-10: the second attempt does not look for the first one's endpoint."""
+    meetings = []
+    for attempt in stage.attempts():
+        told = RunPaths(stage.directory / "runs" / "r").attempt_dir(attempt.number) / "meeting"
+        address, rendezvous = told.read_text().split()
+        assert address == stage.node(min(attempt.nodes)).address
+        meetings.append(rendezvous)
+    assert len({*meetings}) == len(meetings) == 2
 
 
 @pytest.mark.usefixtures("namespaces_permitted")

@@ -89,6 +89,8 @@ def train() -> None:
 
 
 if int(os.environ["RANK"]) == 0:
+    meeting = f"{os.environ['MASTER_ADDR']} {os.environ['TORCHELASTIC_RUN_ID']}"
+    contract.write_bytes(paths.attempt_dir(attempt) / "meeting", meeting.encode())
     train()
 while not ended.exists():
     time.sleep(0.1)

@@ -20,6 +20,7 @@ parser.add_argument("--node-rank", type=int)
 parser.add_argument("--nnodes")
 parser.add_argument("--master-addr")
 parser.add_argument("--master-port", type=int)
+parser.add_argument("--rdzv-id")
 known, _ = parser.parse_known_args(options)
 if known.node_rank == 0:
     listener = socket.create_server((known.master_addr, known.master_port))
@@ -29,6 +30,7 @@ if known.node_rank == 0:
 else:
     socket.create_connection((known.master_addr, known.master_port)).send(b"x")
 environment = {**os.environ, **request["environment"]}
+environment |= {"MASTER_ADDR": known.master_addr, "TORCHELASTIC_RUN_ID": known.rdzv_id}
 environment |= {"RANK": str(known.node_rank), "LOCAL_RANK": "0", "WORLD_SIZE": known.nnodes}
 code = subprocess.Popen([sys.executable, *program], env=environment, start_new_session=True).wait()
 if code:
