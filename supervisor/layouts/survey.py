@@ -124,6 +124,8 @@ class _Look:
         try:
             entry = to_entry(os.stat(candidate.name, dir_fd=self._folder, follow_symlinks=False))
             self._digest.update(f"{candidate.name}:{entry}".encode("utf-8", "replace"))
+            if known is not None:
+                self._digest.update(known.view.stamp.encode())
             if known is not None and known.entry == entry and not self._is_due(known):
                 return known.view
             view, is_settled = self._inspect(candidate, path)
@@ -135,7 +137,6 @@ class _Look:
             self._notes.append(f"{path}: {error.strerror}"[:500])
             return self._fall_back(path, known)
         self._memory.known[candidate.name] = _Known(entry=entry, view=view, looked_at=self._now, is_settled=is_settled)
-        self._digest.update(f"{view.stamp}:{view.size_bytes}".encode())
         return view
 
     def _fall_back(self, path: str, known: _Known | None) -> CheckpointView | None:

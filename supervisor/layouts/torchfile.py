@@ -6,7 +6,8 @@ from supervisor.layouts import torchzip
 from supervisor.layouts.found import Piece
 from supervisor.layouts.tree import Broken, Tree, read_at
 
-_PICKLE_START, _PICKLE_END = b"\x80", b"."
+# what every file of the old format starts with: torch.serialization.MAGIC_NUMBER and PROTOCOL_VERSION, as pickles
+_OLD_FORMAT = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
 
 
 def to_piece(tree: Tree, path: str) -> Piece:
@@ -22,6 +23,6 @@ def to_piece(tree: Tree, path: str) -> Piece:
             except Broken as error:
                 raise Broken(f"{path}: {error}") from None
             return Piece(path=path, offset=0, length=size, seal="zip")
-        if not size or read_at(fd, 0, 1) != _PICKLE_START:
+        if read_at(fd, 0, len(_OLD_FORMAT)) != _OLD_FORMAT:
             raise Broken(f"{path} is not a file of torch.save")
     return Piece(path=path, offset=0, length=size, seal="none")
