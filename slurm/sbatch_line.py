@@ -613,7 +613,8 @@ _PATTERN = re.compile(r"%(?:%|([0-9]{0,18})([A-Za-z]))")
 def render_log_path(pattern: str, *, job_id: int, job_name: str, user: str, node: str) -> str | None:
     """The file that a pattern of --output names for a batch script; None when that is not known beforehand.
 
-    `node`: the batch host, by Slurm's name. A pattern with a backslash is taken as it is, without the backslashes.
+    `node`: the batch host; where its short host name is not its name in Slurm, older releases put the host name (22.05)
+    and newer ones the name in Slurm (25.11). A pattern with a backslash is taken as it is, without the backslashes.
     Letters that only some releases know (%b, %r), and array elements (%a), give None.
     """
     if "\\" in pattern:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from slurm import sbatch_line as line
 from slurm.client import CliClient
 from slurm.sandbox import Sandbox
 from slurm.sbatch_line import BadSubmission, Directives
+from slurm.types import SubmitRequest
 
 pytestmark = pytest.mark.slurm
 
@@ -225,3 +227,58 @@ def test_a_wrapped_command_is_the_script_that_sbatch_makes_of_it(sandbox: Sandbo
     client = CliClient(parent={**os.environ, **sandbox.env})
     done = run_sbatch(sandbox, "--hold", "--parsable", "--wrap=echo 'a  b'")
     assert client.fetch_script(int(done.stdout)) == line.wrap_text("echo 'a  b'")
+
+
+# ---------------------------------------------------------------- jobs that run
+
+PATTERNS = ("%4j-%12A", "%x.%u", "b%J.%s.%n.%t.%3t", "100%%-%j", "a\\%j", "%5x%j")
+
+
+def test_a_log_is_where_its_pattern_says(sandbox: Sandbox, here: Path) -> None:
+    (here / "logs").mkdir()
+    for pattern in PATTERNS:
+        done = run_sbatch(sandbox, "--parsable", "-Jnm", "-wn1", "-D", str(here / "logs"), "-o", pattern, "plain.sh")
+        path = line.render_log_path(pattern, job_id=int(done.stdout), job_name="nm", user="root", node="n1")
+        assert path is not None
+        wait_for(here / "logs" / path)
+
+
+EXPORTS = (None, "ALL,X=1", "X=1,ALL", "ALL,X='a,b'", "X", "X=2,PATH", "PATH", "NONE", "NIL", "all")
+
+
+def test_a_persons_export_means_what_it_meant_and_our_variables_are_there(sandbox: Sandbox, here: Path) -> None:
+    """SB-08: with one job as sbatch submits it, and one as it is submitted again."""
+    script = here / "show.sh"
+    script.write_text('#!/bin/bash\necho "$X|$SUPERVISOR_RUN" > "$1.part"; mv "$1.part" "$1"\n')
+    client = CliClient(parent={**os.environ, **sandbox.env})
+    mine = {"PATH": "/usr/bin:/bin", "X": "mine", "SBATCH_EXPORT": "NIL", "SLURM_EXPORT_ENV": "NIL"}
+    for number, export in enumerate(EXPORTS):
+        given = () if export is None else (f"--export={export}",)
+        run_sbatch(sandbox, *given, "show.sh", f"plain.{number}", env={"PATH": sandbox.env["PATH"], "X": "mine"})
+        value, environment = line.merge_export(export, {**mine, "SUPERVISOR_RUN": "run"}, ("SUPERVISOR_RUN",))
+        request = SubmitRequest(
+            script=script,
+            token="t",
+            job_name=f"again.{number}",
+            nodes=None,
+            output=None,
+            arguments=(f"again.{number}",),
+            export=value,
+            environment=environment,
+            is_own_environment=True,
+            submit_dir=here,
+        )
+        client.submit(request)
+    for number, export in enumerate(EXPORTS):
+        before = wait_for(here / f"plain.{number}").split("|")[0]
+        after, run = wait_for(here / f"again.{number}").strip().split("|")
+        assert after == before, export
+        assert run == ("" if export == "NIL" else "run"), export
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}, but {sorted(p.name for p in path.parent.iterdir())}"
+        time.sleep(0.05)  # between two looks at a condition with a deadline
+    return path.read_text()
