@@ -7,16 +7,19 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import xxhash
 
+from supervisor.jobfiles import NotAFile, open_folder
 from supervisor.layouts.found import Candidate, Found
 from supervisor.layouts.registry import AUTO, LAYOUTS, Layout, choose
 from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, to_entry
 from supervisor.model import CheckpointView
 
 MAX_NAMES = 20_000
+MAX_SIZES = 256  # files of one that is being written whose sizes are looked at
 MAX_CANDIDATES = 64  # the newest; a training that keeps more is walked back no further
 RECHECK_S = 60.0  # between two looks into a whole one whose folder has not changed
 RECHECK_BROKEN_S = 2.0  # it may be one that is being written
@@ -126,6 +129,8 @@ class _Look:
             self._digest.update(f"{candidate.name}:{entry}".encode("utf-8", "replace"))
             if known is not None:
                 self._digest.update(known.view.stamp.encode())
+            if entry.kind == "folder" and (known is None or not known.view.is_complete):
+                self._digest.update(_sizes(self._folder, candidate.name))
             if known is not None and known.entry == entry and not self._is_due(known):
                 return known.view
             view, is_settled = self._inspect(candidate, path)
@@ -187,6 +192,18 @@ def describe(found: Found, entries: Mapping[str, Entry], path: str) -> Checkpoin
         detail=found.note,
         stamp=xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace")),
     )
+
+
+def _sizes(folder: int, name: str) -> bytes:
+    """Sizes of some of the files of one that is being written: they tell that the writer lives."""
+    found: list[str] = []
+    try:
+        with open_folder(name, dir_fd=folder) as inner, os.scandir(inner) as entries:
+            for entry in islice(entries, MAX_SIZES):
+                found.append(f"{entry.name}:{entry.stat(follow_symlinks=False).st_size}")
+    except (OSError, NotAFile):
+        return b"?"
+    return "\n".join(sorted(found)).encode("utf-8", "replace")
 
 
 def _list(folder: int, directory: Path) -> list[str]:

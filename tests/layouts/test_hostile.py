@@ -82,11 +82,12 @@ def test_what_is_no_regular_file_is_never_opened(kind: str, tmp_path: Path) -> N
         file = folder / "checkpoint-4" / name
         elsewhere = tmp_path / f"{name}.moved"
         file.rename(elsewhere)
-        {
-            "link": lambda f=file, e=elsewhere: f.symlink_to(e),
-            "fifo": lambda f=file: os.mkfifo(f),
-            "folder": file.mkdir,
-        }[kind]()
+        if kind == "link":
+            file.symlink_to(elsewhere)
+        elif kind == "fifo":
+            os.mkfifo(file)
+        else:
+            file.mkdir()
         assert whole_steps(folder, "huggingface") == [2]
         file.rmdir() if kind == "folder" else file.unlink()
         file.write_bytes(whole)
@@ -210,7 +211,10 @@ def test_a_checkpoint_that_grows_changes_the_digest(tmp_path: Path) -> None:
     before = survey.look(folder, "dcp", time.monotonic() + 30).digest
     assert survey.look(folder, "dcp", time.monotonic() + 30).digest == before
     (folder / "step-6").mkdir()
-    assert survey.look(folder, "dcp", time.monotonic() + 30).digest != before
+    (folder / "step-6" / "__0_0.distcp").write_bytes(b"x")
+    started = survey.look(folder, "dcp", time.monotonic() + 30).digest
+    (folder / "step-6" / "__0_0.distcp").write_bytes(b"xx")
+    assert len({before, started, survey.look(folder, "dcp", time.monotonic() + 30).digest}) == 3
 
 
 def test_a_checkpoint_written_again_has_another_stamp(tmp_path: Path) -> None:
