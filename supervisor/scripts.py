@@ -98,10 +98,13 @@ def read_handed(body: Mapping[str, Any]) -> Handed:
 
 def check_sizes(handed: Handed) -> None:
     """Raise NotSupervised for what is larger than can be handed in, or no text."""
-    if len(handed.text.encode("utf-8", "surrogatepass")) > MAX_SCRIPT_BYTES:
-        raise NotSupervised(f"the script is larger than {MAX_SCRIPT_BYTES // 1024} KiB")
     pairs = "".join(f"{name}={value}\0" for name, value in handed.environment.items())
-    size = len(pairs.encode("utf-8", "surrogatepass"))
+    try:
+        script_bytes, size = len(os.fsencode(handed.text)), len(os.fsencode(pairs))
+    except UnicodeEncodeError:
+        raise NotSupervised("the script or the environment is not what a file or a process can hold") from None
+    if script_bytes > MAX_SCRIPT_BYTES:
+        raise NotSupervised(f"the script is larger than {MAX_SCRIPT_BYTES // 1024} KiB")
     if size > MAX_ENVIRONMENT_BYTES or len(handed.environment) > MAX_WORDS:
         raise NotSupervised(
             f"the environment is larger than {MAX_ENVIRONMENT_BYTES // 1024} KiB: submit from a smaller one (env -i)"

@@ -45,7 +45,7 @@ class Submission:
 
 def digest_of(text: str) -> str:
     """xxh3-128 of a script's text, as in ScriptSpec.digest."""
-    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogateescape"))
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))
 
 
 class Submissions:

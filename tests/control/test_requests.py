@@ -12,7 +12,7 @@ import pytest
 
 from supervisor.control import Peer, Request
 from supervisor.ledger import LedgerUnusable
-from supervisor.model import NodesSpec, Run, RunSpec, RunState
+from supervisor.model import Attempt, Intent, IntentState, NodesSpec, Run, RunSpec, RunState
 from supervisor.requests import Rights, authorise, handle
 from supervisor.store import Store
 
@@ -33,7 +33,16 @@ class Ledger:
     def load_run(self, name: str) -> Run | None:
         return self.runs.get(name)
 
-    def add_run(self, run: Run, now: datetime) -> Run:
+    def load_runs(self) -> tuple[Run, ...]:
+        return tuple(self.runs.values())
+
+    def load_attempts(self, run: str) -> tuple[Attempt, ...]:
+        return ()
+
+    def load_intents(self, state: IntentState | None = None) -> tuple[Intent, ...]:
+        return ()
+
+    def add_run(self, run: Run, now: datetime, **_: Any) -> Run:
         assert run.name not in self.runs
         self.runs[run.name] = run
         return run
@@ -53,7 +62,7 @@ class Ledger:
 class FullDisk(Ledger):
     """Can't be written."""
 
-    def add_run(self, run: Run, now: datetime) -> Run:
+    def add_run(self, run: Run, now: datetime, **_: Any) -> Run:
         raise LedgerUnusable("/l.db can't be used now: database or disk is full")
 
 

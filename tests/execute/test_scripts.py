@@ -191,6 +191,8 @@ def test_variables_of_sbatch_count_below_the_command_line() -> None:
         {"argv": [1]},
         {"argv": ["a\0b"]},
         {"argv": ["\udcff"]},
+        {"script": TEXT + "\ud800"},
+        {"environment": {"A": "\ud800"}},
         {"environment": []},
         {"environment": {"A": 1}},
         {"environment": {"A": "x" * 300_000}},
