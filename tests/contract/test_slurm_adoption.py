@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm.errors import SlurmRefused, SlurmUnavailable
+from slurm.errors import SlurmRefused
 from slurm.sandbox import Sandbox
 from slurm.types import Identity, JobState
 from tests.contract.subjects import Cluster, FakeSubject, RealSubject
@@ -89,18 +89,6 @@ def test_a_job_is_described_as_it_was_submitted(cluster: Cluster) -> None:
 def test_the_script_of_a_job_comes_back_as_it_was(cluster: Cluster) -> None:
     job_id = cluster.submit("script", body="echo 'é  %j' \"\\$x\"\n\n# end without a line break\nexec sleep 600")
     assert cluster.client.fetch_script(job_id) == (cluster.subject.directory / "script.sh").read_text()
-
-
-def test_without_a_controller_nothing_is_known_of_a_job(cluster: Cluster) -> None:
-    job_id = cluster.submit("survivor")
-    with cluster.subject.outage():
-        with pytest.raises(SlurmUnavailable):
-            cluster.client.claim(job_id, "sup:run:1")
-        with pytest.raises(SlurmUnavailable):
-            cluster.client.describe_job(job_id)
-        with pytest.raises(SlurmUnavailable):
-            cluster.client.fetch_script(job_id)
-    assert cluster.client.describe_job(job_id).comment == "survivor"
 
 
 # ---------------------------------------------------------------- as somebody else
