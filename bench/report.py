@@ -54,14 +54,16 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def finish(name: str, result: dict[str, Any], machine: dict[str, Any]) -> None:
-    """Write the result file and say where it is and on what machine it was made."""
+def finish(name: str, result: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any]:
+    """Write the result file, say where it is and on what machine it was made; returns what the file holds."""
     machine = {**machine, "load_1min_after": round(os.getloadavg()[0], 2)}
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**result, "machine": machine}, indent=2) + "\n")
+    written = {**result, "machine": machine}
+    path.write_text(json.dumps(written, indent=2) + "\n")
     print(f"\nmachine: {render_machine(machine)}")
     print(f"written: {path.relative_to(RESULTS.parents[1])}", flush=True)
+    return written
 
 
 def say(text: str) -> None:

@@ -28,7 +28,7 @@ from bench.large import JOBS, MARK, LargeCluster, MeasuredTools, open_large_clus
 from bench.report import describe_machine, finish, median, render_table, say, show
 from bench.stage import BenchFailed, wait_for
 from slurm.client import SlurmClient
-from slurm.commands import FIELD_SEPARATOR, row_end
+from slurm.commands import FIELD_SEPARATOR, SQUEUE_FIELDS, row_end
 from slurm.parse import parse_nodes, parse_squeue
 from slurm.pyslurm_client import PyslurmClient, choose_client
 from slurm.sandbox import SandboxUnavailable
@@ -97,9 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench-scale: {error}", file=sys.stderr)
             return 1
         _tell(result)
-        finish("scale", result, machine)
+        written = finish("scale", result, machine)
     if options.as_json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(written, indent=2))
     for sentence in result["missed"]:
         print(f"bench-scale: {sentence}", file=sys.stderr)
     return 1 if result["missed"] else 0
@@ -348,9 +348,21 @@ def _count_nodes(text: str) -> int:
 
 
 def repeat_jobs(text: str, count: int) -> str:
-    """`count` rows of squeue made of the given ones: the same rows again and again, numbered from 1."""
-    rows = [row.lstrip("\n").partition(FIELD_SEPARATOR)[2] for row in text.split(row_end(MARK)) if row.strip()]
-    return "".join(f"{n + 1}{FIELD_SEPARATOR}{rows[n % len(rows)]}{row_end(MARK)}\n" for n in range(count))
+    """`count` rows of squeue made of the given ones: the same rows again and again, numbered from 1.
+
+    Each 500th runs on a hundred nodes of its own, as the jobs that fill a cluster do; the given ones hold none or one.
+    """
+    given = [row.lstrip("\n").split(FIELD_SEPARATOR) for row in text.split(row_end(MARK)) if row.strip()]
+    return "".join(_render_row(given[n % len(given)], n + 1) for n in range(count))
+
+
+def _render_row(values: list[str], number: int) -> str:
+    changed = {"JobID": str(number)}
+    if number % 500 == 0:
+        first = number // 5 - 99
+        changed |= {"State": "RUNNING", "NodeList": f"c[{first:04d}-{first + 99:04d}]"}
+    named = zip(SQUEUE_FIELDS, values, strict=True)
+    return FIELD_SEPARATOR.join(changed.get(name, value) for name, value in named) + row_end(MARK) + "\n"
 
 
 def _parse_s(parse: Callable[[], int], wanted: int) -> float:

@@ -47,3 +47,8 @@ def test_repeated_rows_are_jobs_of_their_own() -> None:
     assert jobs.unreadable == ()
     assert [job.job_id for job in jobs.jobs] == [1, 2, 3, 4, 5]
     assert [job.name for job in jobs.jobs] == ["a", "b", "a", "b", "a"]
+
+
+def test_some_of_the_repeated_jobs_fill_the_cluster() -> None:
+    jobs = parse_squeue(repeat_jobs(squeue_row(7, "a"), 1000), mark=MARK).jobs
+    assert [(len(job.nodes), job.nodes[0]) for job in jobs if job.nodes] == [(100, "c0001"), (100, "c0101")]
