@@ -77,6 +77,9 @@ _DATABASE_DOWN: Final = _any_of(
     "Sending PersistInit msg",
 )
 
+# How a tool begins the line that says that it got no list; a list that it printed before is half of one.
+_LOAD_FAILED: Final = re.compile(r"^(?:\w+: error: )?slurm_(?:load|receive|persist)_\w+(?: error)?: ", re.MULTILINE)
+
 _NO_ACCOUNTING: Final = _any_of("Slurm accounting storage is disabled")
 
 _JOB_IS_GONE: Final = _any_of("Invalid job id specified", "already completing or completed")
@@ -113,7 +116,7 @@ def read_failure(argv: Argv, done: Completed) -> SlurmError | None:
         if pattern.search(done.stderr):
             return _error(SlurmUnavailable, argv, done, "got no answer")
     if done.returncode == 0:
-        return None
+        return _error(SlurmUnavailable, argv, done, "got no answer") if _LOAD_FAILED.search(done.stderr) else None
     # A fixed command that failed for another reason: still no answer, so unknown, unless rights are missing.
     kind = SlurmRefused if _NO_RIGHTS.search(done.stderr) else SlurmUnavailable
     return _error(kind, argv, done, "failed")
@@ -217,7 +220,8 @@ def unconfirmed(argv: Argv, done: Completed) -> SubmitUnconfirmed:
 
 def _error(kind: type[SlurmError], argv: Argv, done: Completed, what: str) -> SlurmError:
     words = " ".join((done.stderr or done.stdout).split())[:300]
-    command = " ".join(argv[:2]) if argv[0] == "scontrol" else argv[0]
+    verb = next((word for word in argv[1:] if not word.startswith("-")), "")
+    command = f"{argv[0]} {verb}" if argv[0] == "scontrol" else argv[0]
     return kind(
         f"{command} {what}" + (f": {words}" if words else ""),
         argv=argv,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from supervisor.core.draft import Draft
-from supervisor.core.rules import attempts, checkpoints, nodes, runs, waiting
+from supervisor.core.rules import attempts, checkpoints, nodes, outages, runs, waiting
 from supervisor.model import Plan, Policy, Snapshot, World
 
 
@@ -33,4 +33,5 @@ def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -
         runs.start(draft, run.name)
         runs.pace(draft, run.name)
     nodes.drain(draft)
+    outages.tell_silence(draft)
     return draft.plan()
