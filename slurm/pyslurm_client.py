@@ -208,6 +208,7 @@ class PyslurmClient:
             if failures < _FAILURES_TO_CLI:
                 raise
             self._cli_until[question] = time.monotonic() + _RETRY_AFTER_S
+            self.close()  # the library read slurm.conf once, and the controller may have moved since
             self._on_notice(
                 f"{question} by the commands, not by pyslurm, for {_RETRY_AFTER_S:g} s: "
                 f"{failures} failures in a row, the last one: {error}"

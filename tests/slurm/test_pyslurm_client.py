@@ -206,6 +206,20 @@ def test_after_three_failures_in_a_row_the_command_line_is_asked_and_it_is_said_
     assert len(pyslurm.fetch_nodes().nodes) == 1
 
 
+def test_a_child_whose_library_fails_again_and_again_is_replaced_and_reads_the_configuration_anew(
+    rig: Rig, client: Callable[..., PyslurmClient]
+) -> None:
+    rig.plan(refuses="jobs")
+    pyslurm = client()
+    for _ in range(2):
+        with pytest.raises(SlurmUnavailable):
+            pyslurm.fetch_jobs()
+    assert len(rig.children()) == 1
+    pyslurm.fetch_jobs()
+    pyslurm.fetch_nodes()
+    assert len(rig.children()) == 2
+
+
 def open_files() -> set[str]:
     return {entry.name for entry in Path("/proc/self/fd").iterdir()}
 
