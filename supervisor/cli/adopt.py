@@ -19,7 +19,7 @@ from slurm.types import JobDescription
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_REFUSED, CommandError
 from supervisor.cli.nodes import slurm_client
 from supervisor.cli.options import start_hint
-from supervisor.cli.sbatch import PassingCommand, make_root, read_handed_in, request_of, tell_notes
+from supervisor.cli.sbatch import PassingCommand, check_checkpoints, make_root, read_handed_in, request_of, tell_notes
 from supervisor.config import Settings, load_settings
 from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
 from supervisor.scripts import NotSupervised, describe_resubmission, read_script
@@ -61,6 +61,7 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
         script = read_script(handed)
     except (BadSubmission, NotSupervised) as error:
         raise CommandError(f"job {job_id}: {' '.join(str(error).split())}", EXIT_BAD_INPUT) from None
+    check_checkpoints(script)
     request = {**request_of("adopt", handed), "job_id": job_id, "dry_run": "dry-run" in given}
     if "dry-run" not in given and described.uid == os.getuid():
         make_root(script.spec.root)

@@ -85,9 +85,21 @@ def sbatch(context: click.Context, *, words: tuple[str, ...]) -> int:
         return error.exit_code
     except NotSupervised as error:
         raise CommandError(str(error), EXIT_BAD_INPUT) from None
+    check_checkpoints(script)
     if "dry-run" in given:
         return _tell_dry_run(settings, handed, script, as_json="json" in given)
     return submit(settings, request_of("sbatch", handed), script)
+
+
+def check_checkpoints(script: Script) -> None:
+    """Raise CommandError for a checkpoint directory that is there and that the person can't read."""
+    directory = script.spec.checkpoint.directory
+    try:
+        if directory is not None and os.path.lexists(directory):
+            os.listdir(directory)  # noqa: PTH208 - the error says what is wrong
+    except OSError as error:
+        message = f"--supervise-checkpoint-dir={directory}: {error.strerror or error}"
+        raise CommandError(message, EXIT_BAD_INPUT) from None
 
 
 # ---------------------------------------------------------------- what sbatch would look at
@@ -175,7 +187,7 @@ def _hand_on(words: tuple[str, ...], settings: Settings) -> int:
 # ---------------------------------------------------------------- submitting
 
 
-def submit(settings: Settings, request: dict[str, Any], script: Script) -> int:
+def submit(settings: Settings, request: dict[str, Any], script: Script, *, wait_s: float = _WAIT_S) -> int:
     """Hand it in, wait for its job, and say what sbatch says. The exit code."""
     wanted = script.wanted
     with suppress(BrokenPipeError):
@@ -194,7 +206,7 @@ def submit(settings: Settings, request: dict[str, Any], script: Script) -> int:
         raise
     tell_notes([str(note) for note in reply.get("notes", ())])
     run = str(reply.get("run"))
-    report = _await_job(settings, run)
+    report = _await_job(settings, run, wait_s)
     if report.get("end") == "refused" or (report.get("job_id") is None and report["state"] in _OVER):
         return _tell_refused(report)
     if report.get("job_id") is None:
@@ -233,9 +245,9 @@ def tell_notes(notes: list[str]) -> None:
         click.echo(f"supervisor: {note}", err=True)
 
 
-def _await_job(settings: Settings, run: str) -> dict[str, Any]:
+def _await_job(settings: Settings, run: str, wait_s: float) -> dict[str, Any]:
     """What has become of the first submission, at the latest after the wait."""
-    until, pause_s = time.monotonic() + _WAIT_S, 0.05
+    until, pause_s = time.monotonic() + wait_s, 0.05
     report: dict[str, Any] = {"state": "active"}
     while time.monotonic() < until:
         with suppress(DaemonDown):  # it has the run: another daemon goes on with it

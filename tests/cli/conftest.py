@@ -18,6 +18,7 @@ from supervisor.control import ControlServer
 from supervisor.model import Fact, NodesSpec, Plan, Record, Run, RunSpec
 from supervisor.requests import Rights, handle
 from supervisor.store import Store
+from supervisor.submissions import Submissions
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 RUN_FILE = """\
@@ -76,11 +77,12 @@ class Service:
         is_ready, is_over = threading.Event(), threading.Event()
 
         def serve() -> None:
+            kept = Submissions(self.ledger)
             with Store.open(self.ledger, now=now()) as store, ControlServer(self.socket) as server:
                 store.heartbeat(now(), cycle=7, summary="1 runs", pid=os.getpid())
                 is_ready.set()
                 while not is_over.is_set():
-                    server.serve(0.02, lambda request: handle(request, store, now(), Rights()))
+                    server.serve(0.02, lambda request: handle(request, store, now(), Rights(), kept))
                 store.end(now())
 
         thread = threading.Thread(target=serve)

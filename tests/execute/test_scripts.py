@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurm import commands
 from slurm.sbatch_line import BadSubmission
+from slurm.sbatch_options import OPTIONS
 from slurm.types import Identity, JobDescription, JobState, SubmitRequest
 from supervisor.joblog import find_log, find_shared_log
 from supervisor.model import EPOCH, Attempt, AttemptEnd, AttemptState, Run
@@ -29,6 +30,7 @@ from supervisor.scripts import (
     render_submission,
     settle_names,
 )
+from supervisor.supervision import OPTIONS as SUPERVISION
 from trainer.contract import is_run_name
 
 TEXT = "#!/bin/bash\n#SBATCH --job-name=train\necho hello\n"
@@ -208,7 +210,15 @@ def test_a_malformed_request_is_refused(change: dict[str, Any]) -> None:
         read_handed({**body, **change})
 
 
-@given(st.lists(st.text(max_size=12), max_size=8), st.text(max_size=120))
+_WORDS = st.one_of(
+    st.text(max_size=12),
+    st.builds("--{}={}".format, st.sampled_from([form.name for form in OPTIONS]), st.text(max_size=9)),
+    st.builds("--supervise-{}={}".format, st.sampled_from([o.name for o in SUPERVISION]), st.text(max_size=9)),
+    st.builds("--nodes={}{}{}".format, st.integers(0, 9), st.sampled_from("-,:"), st.integers(0, 9)),
+)
+
+
+@given(st.lists(_WORDS, max_size=8), st.text(max_size=120))
 def test_whatever_is_handed_in_becomes_a_run_or_a_sentence(words: list[str], text: str) -> None:
     one = handed(*words, text=f"#!/bin/sh\n{text}")
     with contextlib.suppress(NotSupervised, BadSubmission):
