@@ -220,8 +220,8 @@ class Stage:
             return store.load_interruptions(name)
 
     def jobs(self) -> tuple[JobRecord, ...]:
-        """All jobs that the controller remembers, ended ones too."""
-        return self.slurm.fetch_jobs().jobs
+        """All jobs that the controller remembers, ended ones too, by number: squeue's order is another in 25.11."""
+        return tuple(sorted(self.slurm.fetch_jobs().jobs, key=lambda job: job.job_id))
 
     def node(self, name: str) -> NodeRecord:
         return next(n for n in self.slurm.fetch_nodes().nodes if n.name == name)
