@@ -1,0 +1,241 @@
+"""Runs whose job is a person's own batch script: no launcher tells, so Slurm and the log do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from slurm.types import JobFlag, JobState, NodeBase
+from supervisor.core import nodes as node_rules
+from supervisor.core import restarts
+from supervisor.core.attempts import Sight, is_own, judge_end
+from supervisor.model import (
+    Attempt,
+    AttemptEnd,
+    AttemptState,
+    Cause,
+    IntentKind,
+    NodesSpec,
+    Run,
+    RunState,
+    ScriptSpec,
+    Seen,
+)
+from tests.core.builders import (
+    NOW,
+    SPEC,
+    ago,
+    attempt,
+    attempt_in,
+    attempts_in,
+    broken,
+    checkpoint,
+    cluster,
+    intents_of,
+    job,
+    node,
+    over,
+    plan_for,
+    ports,
+    progress,
+    run_state,
+    sight,
+    snapshot,
+    view,
+    world,
+)
+
+SCRIPT = ScriptSpec(path="train.sh", digest="", job_name="train", output="/home/ann/slurm-%j.out")
+OF = Run(spec=replace(SPEC, command=()), script=SCRIPT, created_at=NOW - timedelta(days=1))
+ALL_DOWN = {f"n{i}": node(f"n{i}", NodeBase.DOWN) for i in range(1, 5)}
+QUIET = OF.spec.health.frozen_after_s + 1
+
+
+def log(unchanged_s: float = 0.5) -> Seen[int]:
+    return Seen(value=100, unchanged_s=unchanged_s)
+
+
+def seen(one: Attempt | None = None, *jobs: Any, **parts: Any) -> Sight:
+    return sight(one, *(jobs or (job(name="train"),)), of=OF, **parts)
+
+
+# ---------------------------------------------------------------- how an attempt ends
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "end"),
+    [
+        (JobState.COMPLETED, 0, AttemptEnd.FINISHED),
+        (JobState.FAILED, 75, AttemptEnd.SAVED),
+        (JobState.FAILED, 93, AttemptEnd.DO_NOT_RESTART),
+        (JobState.FAILED, 1, AttemptEnd.CRASHED),
+        (JobState.CANCELLED, 0, AttemptEnd.CANCELLED),
+        (JobState.TIMEOUT, 0, AttemptEnd.TIME_LIMIT),
+        (JobState.PREEMPTED, 0, AttemptEnd.PREEMPTED),
+        (JobState.NODE_FAIL, 0, AttemptEnd.NODE_FAILED),
+        (JobState.OUT_OF_MEMORY, 0, AttemptEnd.HOST_MEMORY),
+        (JobState.DEADLINE, 0, AttemptEnd.DO_NOT_RESTART),
+    ],
+)
+def test_slurms_word_and_the_scripts_exit_code_say_how_it_ended(state: JobState, code: int, end: AttemptEnd) -> None:
+    ended = judge_end(seen(None, job(name="train", state=state, exit_code=code), view=view()))
+    assert ended is not None
+    assert ended.end is end
+
+
+def test_a_running_script_that_says_nothing_counts_as_under_way_after_a_while() -> None:
+    plan = plan_for(world(attempt(), of=OF), snapshot(job(name="train"), view=view(log=log())))
+    assert attempt_in(plan).stepped_at == NOW
+    young = attempt(started_at=ago(5))
+    assert attempts_in(plan_for(world(young, of=OF), snapshot(job(name="train"), view=view(log=log())))) == {}
+
+
+# ---------------------------------------------------------------- silence
+
+
+def test_a_node_is_gone_when_the_log_and_its_port_are_silent() -> None:
+    both = seen(view=view(log=log(QUIET)))
+    assert node_rules.suspects(both, cluster()) == {"n1", "n2"}
+    (gone,) = node_rules.judge_silence(both, ports(n1=0, n2=10))
+    assert (gone.node, "nothing new in the job's log" in gone.evidence) == ("n2", True)
+
+
+@pytest.mark.parametrize(
+    ("parts", "silent_s"),
+    [
+        ({"log": log(1)}, 10),  # the log goes on
+        ({"log": log(QUIET), "progress": progress(unchanged_s=1)}, 10),  # steps go on
+        ({"log": log(QUIET)}, 0),  # the port answers
+        ({}, 10),  # no log is known
+    ],
+    ids=["log", "progress", "port", "nothing known"],
+)
+def test_one_sign_of_silence_alone_condemns_nobody(parts: dict[str, Any], silent_s: float) -> None:
+    one = seen(view=view(**parts))
+    assert node_rules.judge_silence(one, ports(n1=0, n2=silent_s)) == ()
+
+
+def test_ports_are_left_alone_while_a_script_talks() -> None:
+    assert node_rules.suspects(seen(view=view(log=log(1))), cluster()) == frozenset()
+    assert node_rules.suspects(seen(view=view()), cluster()) == frozenset()
+
+
+def test_a_silent_log_ends_an_attempt_only_where_a_limit_was_asked_for() -> None:
+    quiet = seen(view=view(log=log(99_999)))
+    asked = replace(quiet, run=replace(OF, spec=replace(OF.spec, progress=replace(OF.spec.progress, start_max_s=60))))
+    never = replace(quiet, run=replace(OF, spec=replace(OF.spec, progress=replace(OF.spec.progress, start_max_s=0))))
+    ended = judge_end(asked)
+    assert ended is not None
+    assert ended.end is AttemptEnd.STALLED
+    assert judge_end(never) is None
+    assert judge_end(replace(asked, view=view())) is None  # where it writes is not known
+
+
+# ---------------------------------------------------------------- restarts
+
+
+def failures(*ended: Attempt, checkpoints: tuple[Any, ...] = ()) -> int:
+    return restarts.count_failures(OF, ended, checkpoints)
+
+
+def test_a_script_that_meets_its_time_limit_again_and_again_without_getting_further_is_held() -> None:
+    """RR-05 frees the time limit of a training that saves; one that starts at 0 each time would loop for ever."""
+    limits = [over(n, AttemptEnd.TIME_LIMIT) for n in (1, 2, 3)]
+    assert failures(*limits) == 3
+    assert run_state(plan_for(world(*limits, of=OF), snapshot(view=view(3)))) is RunState.HELD
+
+
+def test_a_newer_checkpoint_or_a_newer_step_frees_the_time_limit() -> None:
+    limits = [over(n, AttemptEnd.TIME_LIMIT, last_step=10 * n) for n in (1, 2, 3)]
+    assert failures(*limits) == 0
+    stuck = [over(n, AttemptEnd.TIME_LIMIT, last_step=10) for n in (1, 2, 3)]
+    assert failures(*stuck) == 2
+    assert failures(*stuck, checkpoints=(checkpoint(20, 3),)) == 0
+
+
+def test_preemption_costs_a_script_nothing() -> None:
+    assert failures(*[over(n, AttemptEnd.PREEMPTED) for n in range(1, 6)]) == 0
+
+
+def test_a_script_that_saved_is_submitted_again_without_a_pause() -> None:
+    saved = [over(n, AttemptEnd.SAVED, over_at=ago(1)) for n in (1, 2)]
+    plan = plan_for(world(*saved, of=OF), snapshot(view=view(2)))
+    assert [i.attempt for i in intents_of(plan, IntentKind.SUBMIT)] == [3]
+
+
+def test_a_first_submission_that_sbatch_refuses_ends_the_run() -> None:
+    """Who submits it is told at once; a later one is held for a person."""
+    first = plan_for(world(over(1, AttemptEnd.REFUSED), of=OF), snapshot(view=view(1)))
+    assert run_state(first) is RunState.STOPPED
+    later = plan_for(world(over(1), over(2, AttemptEnd.REFUSED), of=OF), snapshot(view=view(2)))
+    assert run_state(later) is RunState.HELD
+
+
+# ---------------------------------------------------------------- the first submission
+
+
+def test_a_first_submission_goes_to_slurm_though_too_few_nodes_are_healthy() -> None:
+    plan = plan_for(world(of=OF), snapshot(nodes=ALL_DOWN))
+    assert attempt_in(plan).nodes_wanted == OF.spec.nodes.min
+
+
+def test_broken_nodes_are_left_out_of_it_where_enough_others_are() -> None:
+    few = restarts.choose_first_size(OF.spec, ALL_DOWN, {"n1": broken("n1")})
+    assert (few.nodes, few.exclude) == (2, ("n1",))
+    all_broken = {f"n{i}": broken(f"n{i}") for i in range(1, 4)}
+    assert restarts.choose_first_size(OF.spec, ALL_DOWN, all_broken).exclude == ()
+
+
+def test_a_later_submission_waits_for_healthy_nodes() -> None:
+    """RR-11."""
+    plan = plan_for(world(over(), of=OF), snapshot(nodes=ALL_DOWN, view=view(1)))
+    assert intents_of(plan, IntentKind.SUBMIT) == ()
+
+
+def test_a_script_without_a_number_of_nodes_is_never_too_large() -> None:
+    spec = replace(OF.spec, nodes=NodesSpec(min=1, max=1))
+    of = replace(OF, spec=spec, script=replace(SCRIPT, nodes_given=False))
+    waiting = attempt(state=AttemptState.SUBMITTED, nodes_wanted=1)
+    pending = job(name="train", state=JobState.PENDING)
+    plan = plan_for(world(waiting, of=of), snapshot(pending, view=view()))
+    assert intents_of(plan, IntentKind.CANCEL) == ()
+
+
+# ---------------------------------------------------------------- whose job it is
+
+
+def test_an_adopted_job_is_ours_by_its_submission_until_it_carries_our_token() -> None:
+    adopted = attempt(submitted_at=ago(700))  # before it was planned
+    assert adopted.is_adopted
+    theirs = job(name="train", comment="the person's own", submit_at=ago(700))
+    assert is_own(theirs, adopted)
+    assert not is_own(replace(theirs, submit_at=ago(650)), adopted)
+    assert is_own(replace(theirs, submit_at=ago(650), comment=adopted.token), adopted)
+    assert not is_own(theirs, attempt(submitted_at=ago(600)))
+
+
+def test_a_job_that_was_requeued_before_it_was_adopted_goes_on() -> None:
+    adopted = attempt(submitted_at=ago(700))
+    requeued = job(name="train", restarts=2, submit_at=ago(700))
+    assert judge_end(seen(adopted, requeued, view=view(log=log()))) is None
+    again = replace(requeued, submit_at=ago(5), state=JobState.PENDING, flags=frozenset({JobFlag.REQUEUED}))
+    ended = judge_end(seen(adopted, replace(again, comment=adopted.token), view=view(log=log())))
+    assert ended is not None
+    assert ended.end is AttemptEnd.NODE_FAILED
+
+
+def test_a_second_job_of_an_attempt_is_known_by_the_jobs_name() -> None:
+    twin = job(name="train", job_id=999)
+    plan = plan_for(world(attempt(), of=OF), snapshot(job(name="train"), twin, view=view(log=log())))
+    assert [i.job_id for i in intents_of(plan, IntentKind.CANCEL)] == [999]
+
+
+def test_the_story_of_an_end_names_the_scripts_own_log() -> None:
+    ended = job(name="train", state=JobState.FAILED, exit_code=1)
+    cause = Cause(kind="crash", sentence="it crashed", evidence=("a line",))
+    plan = plan_for(world(attempt(), of=OF), snapshot(ended, view=view(), causes={"gpt": cause}))
+    stories = [f.record for f in plan.facts if type(f.record).__name__ == "Interruption"]
+    assert stories[0].evidence[-1] == "log: /home/ann/slurm-101.out"  # type: ignore[union-attr]
