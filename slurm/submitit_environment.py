@@ -37,8 +37,7 @@ _PLACE: Mapping[str, str] = {
     "LOCAL_RANK": "SUBMITIT_SUPERVISED_LOCALID",
     "LOCAL_WORLD_SIZE": "SUBMITIT_SUPERVISED_NTASKS_PER_NODE",
 }
-_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "ROLE_")
-_LAUNCHER_NAMES = frozenset({*_PLACE, "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+_LAUNCHER_NAMES = frozenset({*_PLACE, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"})
 _GPU_NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -51,7 +50,7 @@ def take_place(environment: MutableMapping[str, str]) -> None:
     for theirs, ours in _PLACE.items():
         if theirs in environment:
             environment[ours] = environment[theirs]
-    for name in [n for n in environment if n in _LAUNCHER_NAMES or n.startswith(_LAUNCHER_PREFIXES)]:
+    for name in [n for n in environment if n in _LAUNCHER_NAMES or n.startswith("TORCHELASTIC_")]:
         del environment[name]
     rank, tasks = _number(environment, "RANK", 0), _number(environment, "WORLD_SIZE", 1)
     local_tasks = max(1, _number(environment, "LOCAL_WORLD_SIZE", 1))
@@ -144,6 +143,10 @@ class SupervisedJobEnvironment(job_environment.JobEnvironment):
     def _handle_signals(self, paths: utils.JobPaths, submission: utils.DelayedSubmission) -> None:
         # SIGTERM keeps its default action: a process that stays when it is told to end holds up the next attempt.
         signal.signal(self._usr_sig(), _SaveHandler(self, paths, submission).checkpoint_and_try_requeue)
+
+    def ignore_warnings(self) -> None:
+        """The function is over: to save it now would start it again."""
+        signal.signal(self._usr_sig(), signal.SIG_IGN)
 
     def _requeue(self, countdown: int) -> None:
         """Nothing: the supervisor resubmits, Slurm and submitit do not."""

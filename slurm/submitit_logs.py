@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +50,9 @@ class JobLogs:
 
     def settle(self) -> None:
         """Wait until what was said so far is written; a result is not there before the log of it."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(AttributeError, OSError, ValueError):  # a function may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
         until = time.monotonic() + _DRAIN_LIMIT_S
         while not all(_is_drained(tee) for tee in self._tees) and time.monotonic() < until:
             time.sleep(_DRAIN_POLL_S)

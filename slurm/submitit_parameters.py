@@ -76,6 +76,7 @@ def take_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: a word that a supervised run can't have, or a value that it can't be, with the reason.
     """
     words = {word: value for word, value in given.items() if value is not None}
+    has_extra = "additional_parameters" in words
     extra = words.pop("additional_parameters", None) or {}
     plain = {key.replace("-", "_"): value for key, value in extra.items()}
     # submitit's additional parameters win over its words; requeueing is what the supervisor does
@@ -91,7 +92,7 @@ def take_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
         words["gpus_per_node"] = words.pop("num_gpus")
     _check(words)
     taken = {word: value for word, value in words.items() if word not in _REFUSED_WORDS and word != "use_srun"}
-    return taken | ({"additional_parameters": options} if options else {})
+    return taken | ({"additional_parameters": options} if has_extra else {})
 
 
 def _check(words: Mapping[str, Any]) -> None:
@@ -114,19 +115,17 @@ def _refusal(word: str, why: str) -> ValueError:
     return ValueError(f'"{word}" can\'t be used with cluster="{CLUSTER}": {why}')
 
 
-def split_parameters(parameters: Mapping[str, Any], generics: frozenset[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What AutoExecutor handles itself, and what is for this executor: `slurm_x`, and before it `supervised_x`."""
-    shared: dict[str, Any] = {}
-    specific: dict[str, Any] = {}
-    for prefix in ("", "slurm_", f"{CLUSTER}_"):  # the later one wins
-        for word, value in parameters.items():
-            is_ours = word.startswith(("slurm_", f"{CLUSTER}_"))
-            if not prefix and not is_ours:
-                shared[word] = value
-            elif prefix and word.startswith(prefix):
-                plain = word.removeprefix(prefix)
-                (shared if plain in generics else specific)[plain] = value
-    return shared, specific
+def split_parameters(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Words for AutoExecutor itself, and those for this executor: `slurm_x`, and before it `supervised_x`, as `x`."""
+    prefixes = ("slurm_", f"{CLUSTER}_")  # the later one wins
+    shared = {word: value for word, value in parameters.items() if not word.startswith(prefixes)}
+    ours = {
+        word.removeprefix(prefix): value
+        for prefix in prefixes
+        for word, value in parameters.items()
+        if word.startswith(prefix)
+    }
+    return shared, ours
 
 
 # ---------------------------------------------------------------- what they say
@@ -221,17 +220,25 @@ def render_run_file(
 def _slurm_section(parameters: Mapping[str, Any], signal_name: str) -> dict[str, Any]:
     section: dict[str, Any] = {word: str(parameters[word]) for word in sorted(_SLURM_WORDS & parameters.keys())}
     section["time_limit"] = time_limit(parameters)
-    gpus = parameters.get("gpus_per_node") or int(parameters.get("gpus_per_task") or 0) * tasks_per_node(parameters)
-    if gpus:
+    gpus = _gpus_per_node(parameters)
+    if gpus.isdecimal() and int(gpus):
         section["gpus_per_node"] = int(gpus)
     section["options"] = _sbatch_options(parameters, signal_name)
     return section
+
+
+def _gpus_per_node(parameters: Mapping[str, Any]) -> str:
+    """A number, perhaps behind a type (`h100:4`); 0 for none."""
+    per_task = int(parameters.get("gpus_per_task") or 0)
+    return str(parameters.get("gpus_per_node") or per_task * tasks_per_node(parameters))
 
 
 def _sbatch_options(parameters: Mapping[str, Any], signal_name: str) -> list[str]:
     options = [f"{option}={parameters[word]}" for word, option in _OPTION_WORDS.items() if word in parameters]
     if "cpus_per_task" in parameters:  # the job has one task per node, which starts all of the node's processes
         options.append(f"--cpus-per-task={int(parameters['cpus_per_task']) * tasks_per_node(parameters)}")
+    if not _gpus_per_node(parameters).isdecimal():  # the run file's key is a number
+        options.append(f"--gres=gpu:{_gpus_per_node(parameters)}")
     if "mem" in parameters:
         options.append(f"--mem={parameters['mem']}")
     if parameters.get("exclusive"):

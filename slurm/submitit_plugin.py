@@ -9,6 +9,7 @@ Speaks to the service through its command line (submit, status, stop) and knows 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -54,6 +55,7 @@ _SUBMIT_LIMIT_S = 90.0  # it asks a node whether it sees the run directory
 _ASK_LIMIT_S = 30.0
 _SUBMIT_AT_ONCE = 8
 _LOG_TAIL_CHARS = 4000
+_TRACE_BYTES = 1024**2  # no traceback is larger
 
 # What submitit's users and its code know, for each word of `supervisor status`.
 _STATES: Mapping[str, str] = {
@@ -176,7 +178,8 @@ class SupervisedJob(core.Job[core.R]):
         answer = ask_service("stop", self.job_id)
         if not check or answer.returncode == 0:
             return
-        if self.get_info("force").get("state") not in _OVER:
+        self.watcher.update()
+        if self.get_info("cache").get("state") not in _OVER:
             raise RuntimeError(f"{self.job_id} was not stopped: {answer.why}")
 
     def _interrupt(self, timeout: bool = False) -> None:
@@ -197,10 +200,25 @@ class SupervisedJob(core.Job[core.R]):
                 if path.exists():
                     outcome: tuple[str, Any] = utils.pickle_load(path)
                     return outcome
+            told = self._find_other_failure()  # the launcher ends a job's other tasks with the one that failed
+            if told:
+                return "error", told
             if time.monotonic() > until:
                 break
             time.sleep(0.5)
         raise utils.UncompletedJobError(self._describe_missing_result())
+
+    def _find_other_failure(self) -> str:
+        """The traceback of another task of this job, or an empty string."""
+        for kind in ("result", "error"):
+            for path in sorted(self.paths.folder.glob(f"{glob.escape(self.job_id)}_*_{kind}.pkl")):
+                if path.stat().st_size > _TRACE_BYTES:  # a result, perhaps a large one
+                    continue
+                outcome, value = utils.pickle_load(path)
+                if outcome == "error":
+                    task = path.name.removeprefix(f"{self.job_id}_").partition("_")[0]
+                    return f"(of task {task}, which ended this one)\n{value}"
+        return ""
 
     def _describe_missing_result(self) -> str:
         info = self.get_info("force")
@@ -297,7 +315,7 @@ class SupervisedExecutor(core.PicklingExecutor):
                 f"{count} pickles of about {size_gb:.2f} GB are more than max_pickle_size_gb, {self.max_pickle_size_gb}"
             )
         _write_private(paths.submission_file, self._render_script())
-        paths.run_file.write_text(self._render_run_file(name, paths.submission_file), encoding="utf-8")
+        paths.run_file.write_text(self._render_run_file(name, paths), encoding="utf-8")
         return job
 
     def _render_script(self) -> str:
@@ -317,7 +335,7 @@ class SupervisedExecutor(core.PicklingExecutor):
             signal_name=_signal_name(),
         )
 
-    def _render_run_file(self, name: str, script: Path) -> str:
+    def _render_run_file(self, name: str, paths: SupervisedPaths) -> str:
         independent = utils.JobPaths.get_first_id_independent_folder(self.folder)
         root = self.parameters.get("root")
         if root is None:  # beside the pickles, which the nodes see; a root of the user's own is the user's to make
@@ -326,7 +344,7 @@ class SupervisedExecutor(core.PicklingExecutor):
         return render_run_file(
             self.parameters,
             name=name,
-            command=("/bin/bash", str(script), name),
+            command=("/bin/bash", str(paths.submission_file), name, str(paths.folder / name)),
             root=Path(root).expanduser().absolute(),
             workdir=Path(self.parameters.get("chdir", Path.cwd())).absolute(),
             signal_name=_signal_name(),
@@ -397,9 +415,12 @@ def accept_slurm_words(module: Any) -> None:
             return
         given = {word: value for word, value in kwargs.items() if value is not None}
         auto._convert_deprecated_args(given, self._deprecated_args)  # noqa: SLF001 - unprefixed words of Slurm
-        shared, ours = split_parameters(given, frozenset(self._typed_parameters()))
+        shared, ours = split_parameters(given)
         original_update(self, **shared)
-        self._executor._internal_update_parameters(**ours)  # noqa: SLF001 - as AutoExecutor does
+        generic = {word: value for word, value in ours.items() if word in self._typed_parameters()}
+        plain = {word: value for word, value in ours.items() if word not in generic}
+        mine = self._executor
+        mine._internal_update_parameters(**mine._convert_parameters(generic), **plain)  # noqa: SLF001 - as it does
 
     def init(cls: type[core.Executor], folder: Path | str, **kwargs: Any) -> core.Executor:
         if issubclass(cls, SupervisedExecutor):

@@ -21,21 +21,13 @@ ENV_RETRY = "SUBMITIT_SUPERVISED_RETRY"
 
 # Another job's, another host's, or another process's: they must be this one's own.
 _OTHERS_PREFIXES = (
-    "GROUP_",
-    "PMI",
-    "ROLE_",
-    "SALLOC_",
-    "SBATCH_",
-    "SLURM",
-    "SRUN_",
-    "SUBMITIT_",
-    "SUPERVISOR_",
-    "TORCHELASTIC_",
-    "WATCHDOG_",
+    *("PMI_", "PMI2_", "PMIX_", "SALLOC_", "SBATCH_", "SLURM_", "SLURMD_", "SRUN_"),
+    *("SUBMITIT_", "SUPERVISOR_", "TORCHELASTIC_", "WATCHDOG_"),
 )
 _OTHERS = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
         *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
         *("BASHOPTS", "EUID", "PPID", "SHELLOPTS", "UID"),  # bash refuses to set them
         *("HOSTNAME", "NOTIFY_SOCKET", "OLDPWD", "PWD", "SHLVL", "ZE_AFFINITY_MASK", "_"),
@@ -74,7 +66,7 @@ def render_script(
     folder: str,
     signal_name: str,
 ) -> str:
-    """The script of one submission; its argument is the job id.
+    """The script of one submission; its arguments are the job id and what its logs' names begin with.
 
     `python`: a shell command, as submitit's executor takes it. `settings`: what the script tells the step.
     """
@@ -82,14 +74,17 @@ def render_script(
         "#!/bin/bash",
         "# One process of a submitted function.",
         "# The warning before the time limit may come before the function can take it: it must not end this shell.",
-        f"trap '' {signal_name}",
+        f"trap '' {shlex.quote(signal_name)}",
         "",
         "# environment of the submission",
         *(_render_variable(name, value) for name, value in sorted(environment.items())),
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(settings.items())),
     ]
     if setup:
-        lines += ["", "# setup", *setup]
+        # In this shell, so that what they set stays; what they say goes to submitit's logs and to the attempt's.
+        logs = (("out", ""), ("out" if ENV_ONE_LOG in settings else "err", " >&2"))
+        tees = [f'> >(exec tee -a -- "$2_${{RANK}}_log.{end}"{to})' for end, to in logs]
+        lines += ["", "# setup", "{", *setup, f"}} {tees[0]} 2{tees[1]}"]
     # "-u" first: with "-m" there, torchrun would run under the function's Python, which may have no torch.
     command = f'exec {python} -u -P -m {STEP_MODULE} {shlex.quote(folder)} "$1"'
     return "\n".join([*lines, "", "# command", command, ""])

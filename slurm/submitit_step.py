@@ -75,12 +75,14 @@ def _run(environment: SupervisedJobEnvironment, paths: SupervisedPaths, logs: Jo
         delayed = _load(paths)
         environment._handle_signals(paths, delayed)  # noqa: SLF001 - as submitit's own step
         result = delayed.result()
+        environment.ignore_warnings()
         logger.info("Job completed successfully")
         del delayed
         outcome = _pickle(("success", result))
         del result
         logger.info("Exiting after successful completion")
     except Exception as error:  # noqa: BLE001 - the function's own
+        environment.ignore_warnings()
         return _fail(paths, error, retry)
     logs.settle()
     publish_bytes(paths.result_pickle, outcome)
@@ -130,13 +132,17 @@ def _fail(paths: SupervisedPaths, error: Exception, retry: str) -> int:
     sys.stderr.flush()
     if is_final:
         # Told before it is published: who sees the result may look at the run.
-        last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        tell_outcome(os.environ, EXIT_DO_NOT_RESTART, f"task {paths.task_id} raised {last}")
+        what = str(error) if isinstance(error, OutOfTime) else f"task {paths.task_id} raised {_last_line(text)}"
+        tell_outcome(os.environ, EXIT_DO_NOT_RESTART, what)
     try:
         publish_bytes(paths.result_pickle if is_final else paths.error_pickle, _pickle(("error", text)))
     except OSError as failure:
         get_logger().error("the traceback could not be stored: %s", failure)
     return EXIT_DO_NOT_RESTART if is_final else EXIT_FAILED
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _search_like_the_submitter(pythonpath: str) -> None:

@@ -147,12 +147,18 @@ def test_additional_parameters_win_over_words_and_what_the_supervisor_does_itsel
     assert (made["slurm"]["partition"], made["nodes"]["procs_per_node"]) == ("long", 2)
     assert {"--hint=nomultithread", "--cpus-per-task=6"} < set(made["slurm"]["options"])
     assert not any("requeue" in option for option in made["slurm"]["options"])
+    auto.update_parameters(slurm_additional_parameters={})
+    assert "--hint=nomultithread" not in run_file(auto._executor.parameters)["slurm"]["options"]
 
 
 def test_gpus_of_each_task_are_asked_for_by_the_node(tmp_path: Path) -> None:
     auto = executor(tmp_path)
     auto.update_parameters(tasks_per_node=4, slurm_gpus_per_task=2)
     assert run_file(auto._executor.parameters)["slurm"]["gpus_per_node"] == 8
+    auto.update_parameters(slurm_gpus_per_node="h100:4")
+    made = run_file(auto._executor.parameters)["slurm"]
+    assert "--gres=gpu:h100:4" in made["options"]
+    assert "gpus_per_node" not in made
     with pytest.warns(UserWarning, match="gpus_per_node"):
         auto.update_parameters(slurm_num_gpus=3)
     assert run_file(auto._executor.parameters)["slurm"]["gpus_per_node"] == 3
@@ -223,7 +229,9 @@ def run_script(tmp_path: Path, *, environment: dict[str, str], setup: list[str],
     )
     script.write_bytes(text.encode(errors="surrogateescape"))
     job = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "RANK": "3", "CUDA_VISIBLE_DEVICES": "1"}
-    done = subprocess.run(["/bin/bash", str(script), "r-1"], env=job, capture_output=True, timeout=30, check=True)
+    done = subprocess.run(
+        ["/bin/bash", str(script), "r-1", str(tmp_path / "r-1")], env=job, capture_output=True, timeout=30, check=True
+    )
     pairs = [line.decode(errors="surrogateescape").partition("=") for line in done.stdout.split(b"\0") if line]
     return {name: value for name, _, value in pairs}
 
@@ -247,10 +255,12 @@ def test_the_submitters_environment_is_the_functions_but_not_what_belongs_to_ano
             "SUPERVISOR_CONFIG": "x",
             "SUBMITIT_EXECUTOR": "slurm",
             "not a name": "x",
+            "GROUP_NAME": "mine",
         },
         setup=[],
     )
     assert (seen["TOKEN"], seen["LD_LIBRARY_PATH"], seen["OMP_NUM_THREADS"]) == (odd, "/opt/lib", "3")
+    assert seen["GROUP_NAME"] == "mine"
     assert (seen["SLURM_JOB_ID"], seen["RANK"], seen["CUDA_VISIBLE_DEVICES"]) == ("7", "3", "1")
     assert not {"SLURM_CPU_BIND", "SBATCH_PARTITION", "PMIX_RANK", "SUPERVISOR_CONFIG", "SUBMITIT_EXECUTOR"} & set(seen)
 
@@ -263,7 +273,9 @@ def test_setup_lines_run_before_the_function_with_the_functions_that_the_submitt
         "BASH_FUNC_broken%%": "() {  if; }",
         "PATH": os.environ["PATH"],
     }
-    seen = run_script(tmp_path, environment=environment, setup=["export MORE='a b'", "module cuda", "false"])
+    seen = run_script(
+        tmp_path, environment=environment, setup=["export MORE='a b'", "module cuda", "nonesuch", "false"]
+    )
     assert (seen["MORE"], seen["LOADED"]) == ("a b", "cuda")
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,23 @@ from submitit.helpers import CommandFunction, DelayedSubmission, FunctionSequenc
 from slurm import submitit_plugin
 from slurm.submitit_failures import is_machine_failure
 from slurm.submitit_plugin import RunWatcher, SupervisedJob
+from tests.slurm.stand_in.service import Service
 from trainer.contract import Manifest, Outcome, RunPaths, parse
 
-SERVICE = Path(__file__).parent / "stand_in" / "service.py"
 LIMIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
-def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    directory = tmp_path / "service"
-    directory.mkdir()
-    monkeypatch.setattr(submitit_plugin, "_SERVICE", (sys.executable, str(SERVICE), str(directory)))
+def _service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    service = Service()
+    monkeypatch.setattr(submitit_plugin, "ask_service", service.ask)
     monkeypatch.setattr(SupervisedJob, "watcher", RunWatcher(delay_s=1))
     monkeypatch.setattr(SupervisedJob, "_results_timeout_s", 0.2)
     # submitit looks for a result once a second
     quick = types.SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
     monkeypatch.setattr(core, "_time", quick)
-    return directory
+    yield
+    service.close()
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_the_submitters_environment_setup_and_modules_are_the_functions(
     monkeypatch.chdir(project)
     monkeypatch.setenv("PYTHONPATH", str(library))
     monkeypatch.setenv("TOKEN", "it's a secret")
-    executor.update_parameters(slurm_setup=["export STAGED=$TOKEN-too"])
+    executor.update_parameters(slurm_setup=["export STAGED=$TOKEN-too", "echo staging", "nonesuch"])
 
     def read() -> tuple[Any, ...]:
         import mine  # type: ignore[import-not-found]
@@ -179,7 +179,12 @@ def test_the_submitters_environment_setup_and_modules_are_the_functions(
 
         return mine.VALUE, theirs.VALUE, os.environ["TOKEN"], os.environ["STAGED"], str(Path.cwd())
 
-    assert executor.submit(read).result() == (5, 6, "it's a secret", "it's a secret-too", str(project))
+    job = executor.submit(read)
+    assert job.result() == (5, 6, "it's a secret", "it's a secret-too", str(project))
+    wait("what the setup said", lambda: "staging\n" in (job.stdout() or "") and "nonesuch" in (job.stderr() or ""))
+    evidence = (run_dir(job) / "attempts/1/0.out").read_text(), (run_dir(job) / "attempts/1/0.err").read_text()
+    assert "staging\n" in evidence[0]
+    assert "nonesuch" in evidence[1]
 
 
 def test_ids_stand_in_folder_names_and_the_folder_tells_arrays_apart(tmp_path: Path) -> None:
@@ -329,6 +334,18 @@ def test_what_may_be_the_machines_fault_is_tried_again(
         job.result()
     wait("the state", lambda: job.get_info("force")["state"] == "held")
     assert len(list((run_dir(job) / "attempts").iterdir())) == attempts
+
+
+def test_the_task_that_failed_is_told_by_the_tasks_that_were_ended_with_it(executor: submitit.AutoExecutor) -> None:
+    def fail() -> None:
+        if submitit.JobEnvironment().global_rank == 1:
+            raise ValueError("no such colour")
+        os._exit(143)  # as the launcher ends the others
+
+    executor.update_parameters(tasks_per_node=2)
+    job = executor.submit(fail)
+    with pytest.raises(utils.FailedJobError, match=r"(?s)of task 1, which ended this one.*no such colour"):
+        job.results()
 
 
 def test_logs_of_all_attempts_stand_in_order_in_one_file(executor: submitit.AutoExecutor, tmp_path: Path) -> None:
@@ -534,6 +551,37 @@ def test_only_the_first_task_saves_and_the_others_go_on_until_they_are_ended(
     warn(job)
     wait("both again", lambda: (tmp_path / "2-0").exists() and (tmp_path / "2-1").exists())
     assert job.results() == [0, 1]
+
+
+class SignalsWhenStored:
+    """A result during whose storing the warning comes."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return str, ("stored",)
+
+
+class Quick:
+    def __call__(self) -> SignalsWhenStored:
+        return SignalsWhenStored()
+
+    def checkpoint(self) -> DelayedSubmission:
+        return DelayedSubmission(self)
+
+
+def test_a_warning_when_the_function_is_over_does_not_start_it_again(executor: submitit.AutoExecutor) -> None:
+    job: submitit.Job[Any] = executor.submit(Quick())
+    assert job.result() == "stored"
+    assert not (run_dir(job) / "attempts" / "2").exists()
+
+
+def test_a_function_that_closes_its_output_has_a_result(executor: submitit.AutoExecutor) -> None:
+    def close() -> int:
+        sys.stdout.close()
+        sys.stderr = None
+        return 3
+
+    assert executor.submit(close).result() == 3
 
 
 def test_a_half_written_save_of_an_attempt_that_was_killed_is_not_in_the_way(
