@@ -274,8 +274,8 @@ class Executor:
         self._owners.reader(run).write_attempt(spec.run_dir, attempt.number, files)
         uid, gid = self._owners.identity(run)
         return SubmitRequest(
-            script=directory
-            / "batch.sh",  # sbatch runs as the owner too: a link there shows nothing that they can't see
+            # sbatch reads it with the owner's rights: a link there shows nothing that the owner can't see.
+            script=directory / "batch.sh",
             token=attempt.token,
             job_name=run.name,
             nodes=attempt.nodes_wanted + attempt.spares,
