@@ -111,3 +111,9 @@ def test_the_nodes_can_look_up_each_other_and_the_host_that_commands_come_from()
     known = {name: line.split()[0] for line in render_hosts(SPEC).splitlines() for name in line.split()[1:]}
     assert known["n2"] == "10.200.1.12"
     assert known["laptop"] == known["head"] == "10.200.1.1"
+
+
+def test_how_long_an_ended_job_is_remembered_can_be_shortened() -> None:
+    assert options(render_slurm_conf(SPEC, DEBIAN_12))["MinJobAge"] == "300"
+    short = dataclasses.replace(SPEC, min_job_age_s=2)
+    assert options(render_slurm_conf(short, DEBIAN_12))["MinJobAge"] == "2"

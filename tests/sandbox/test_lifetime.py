@@ -105,8 +105,16 @@ def test_accounts_are_kept_and_nothing_of_the_database_is_left(accounting_instal
         sandbox.run("sbatch", "--wait", "-o/dev/null", "--wrap=exit 3")
         asked = ("sacct", "-n", "-X", "-P", "-oJobID,State,ExitCode")
         assert await_true(lambda: sandbox.run(*asked).stdout == "1|FAILED|3:0\n", deadline_s=20), sandbox.run(*asked)
+        sandbox.freeze_accounting()
+        assert sandbox.run("timeout", "1", *asked).returncode == 124
+        sandbox.thaw_accounting()
     assert remains_of(traces) == []
     assert not database.exists()
+
+
+def test_a_sandbox_without_accounting_says_so_when_its_daemon_is_to_fail() -> None:
+    with Sandbox.start(nodes=1) as sandbox, pytest.raises(SandboxError, match="without accounting"):
+        sandbox.stop_accounting()
 
 
 def test_a_configuration_that_slurm_refuses_is_named_with_the_end_of_its_log(mode: Mode, tmp_path: Path) -> None:
