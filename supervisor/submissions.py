@@ -173,9 +173,9 @@ def _write_new(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None
     with os.fdopen(fd, "wb") as stream:
         stream.write(data)
         stream.flush()
+        os.fchmod(fd, mode)  # whatever the umask; first, for afterwards the file may be another's
         if owner is not None:
             os.fchown(fd, *owner)
-        os.fchmod(fd, mode)  # whatever the umask
         os.fsync(fd)
 
 
