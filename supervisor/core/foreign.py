@@ -159,13 +159,16 @@ def _why_this(checkpoint: Checkpoint) -> str:
     return "newest complete; larger than the head node reads back"
 
 
-def find_barren(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, str] | None:
+def find_barren(
+    attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], released_at: datetime | None
+) -> tuple[Checkpoint, str] | None:
     """A checkpoint that attempts in a row crashed upon, right after resuming from it: it can't be loaded, it seems.
 
     Such a script has no exit code to say so. An attempt that told of a new step, published something, or crashed long
-    after its start has loaded it.
+    after its start has loaded it. What was before a person released the run is forgiven.
     """
-    ended = sorted((a for a in attempts if a.is_over), key=lambda a: a.number, reverse=True)[:LOAD_FAILURES_TO_REJECT]
+    counted = [a for a in attempts if a.is_over and not _is_forgiven(a, released_at)]
+    ended = sorted(counted, key=lambda a: a.number, reverse=True)[:LOAD_FAILURES_TO_REJECT]
     path = ended[0].resume_path if ended else ""
     if not path or len(ended) < LOAD_FAILURES_TO_REJECT or any(a.resume_path != path for a in ended):
         return None
@@ -176,6 +179,26 @@ def find_barren(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) 
         return None  # written again since
     why = f"{len(ended)} attempts in a row crashed right after resuming from it"
     return replace(found[0], state=CheckpointState.CORRUPT, load_failures=len(ended), detail=why), why
+
+
+def find_forgiven(
+    attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], view: RunView, released_at: datetime | None
+) -> Learnt:
+    """Checkpoints that attempts crashed upon before a person released the run: it may have been the script's fault."""
+    ended = [a for a in attempts if a.is_over]
+    if released_at is None or not ended or not all(_is_forgiven(a, released_at) for a in ended):
+        return []
+    whole = {(v.path, v.stamp) for v in view.checkpoints if v.is_complete}
+    why = "tried again: a person has released the run"
+    return [
+        (replace(c, state=CheckpointState.COMPLETE, load_failures=0, verified_at=None, detail=""), why)
+        for c in checkpoints
+        if c.state is CheckpointState.CORRUPT and c.load_failures and (c.path, c.stamp) in whole
+    ]
+
+
+def _is_forgiven(attempt: Attempt, released_at: datetime | None) -> bool:
+    return released_at is not None and (attempt.over_at is None or attempt.over_at <= released_at)
 
 
 def _is_barren(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> bool:

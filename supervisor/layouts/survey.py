@@ -199,8 +199,8 @@ def _sizes(folder: int, name: str) -> bytes:
     found: list[str] = []
     try:
         with open_folder(name, dir_fd=folder) as inner, os.scandir(inner) as entries:
-            for entry in islice(entries, MAX_SIZES):
-                found.append(f"{entry.name}:{entry.stat(follow_symlinks=False).st_size}")
+            some = islice(entries, MAX_SIZES)
+            found.extend(f"{entry.name}:{entry.stat(follow_symlinks=False).st_size}" for entry in some)
     except (OSError, NotAFile):
         return b"?"
     return "\n".join(sorted(found)).encode("utf-8", "replace")

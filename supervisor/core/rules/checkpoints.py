@@ -43,7 +43,10 @@ def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
     learnt = foreign.fold_foreign(draft.checkpoints(run.name), view, ledger, run=run.name, now=draft.now)
     for checkpoint, why in learnt:
         put_checkpoint(draft, checkpoint, why, is_told=checkpoint.key == newest)
-    barren = foreign.find_barren(draft.attempts(run.name), draft.checkpoints(run.name))
+    attempts, released_at = draft.attempts(run.name), draft.runs[run.name].released_at
+    for checkpoint, why in foreign.find_forgiven(attempts, draft.checkpoints(run.name), view, released_at):
+        put_checkpoint(draft, checkpoint, why)
+    barren = foreign.find_barren(attempts, draft.checkpoints(run.name), released_at)
     if barren is not None:
         put_checkpoint(draft, *barren)
     for warning in view.warnings:
