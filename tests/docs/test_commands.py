@@ -7,7 +7,10 @@ from pathlib import Path
 import click
 import pytest
 
+from slurm.sbatch_line import BadSubmission, parse_command_line
 from supervisor.cli.main import main as cli
+from supervisor.cli.sbatch import PassingCommand
+from supervisor.supervision import BadSupervision, take_options
 from tests.docs.pages import PAGES, commands, name
 
 
@@ -22,9 +25,19 @@ def complaint(command_line: str) -> str | None:
             return f"no command {words[0]}"
         command, words = below, words[1:]
         context = click.Context(command, info_name=command.name, parent=context)
+    if isinstance(command, PassingCommand):  # takes sbatch's options
+        return _misread(words)
     taken = {option for param in command.get_params(context) for option in [*param.opts, *param.secondary_opts]}
     unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in taken]
     return f"{command.name} takes no {', '.join(unknown)}" if unknown else None
+
+
+def _misread(words: list[str]) -> str | None:
+    try:
+        parse_command_line(take_options(words)[0])
+    except (BadSubmission, BadSupervision) as error:
+        return str(error)
+    return None
 
 
 def shown_commands(page: Path) -> list[str]:
@@ -43,3 +56,5 @@ def test_a_command_that_is_not_there_would_be_found() -> None:
     assert complaint("supervisor explode") == "no command explode"
     assert complaint("supervisor status --sideways") == "status takes no --sideways"
     assert complaint("supervisor status --json") is None
+    assert "unrecognized option" in (complaint("supervisor sbatch --sideways x.sh") or "")
+    assert "did you mean" in (complaint("supervisor sbatch --supervise-nmae=x x.sh") or "")
