@@ -8,12 +8,12 @@ comes before everything, the launcher's own record before Slurm's word (Slurm sh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from slurm.pending import is_launch_failure
-from slurm.types import JobFlag, JobRecord, JobState
+from slurm.types import JobFlag, JobRecord, JobState, NodeBase, NodeRecord
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -78,6 +78,7 @@ class Sight:
     accounting: JobRecord | None = None
     accounting_is_stale: bool = False
     has_accounting: bool = False  # it answered
+    is_unregistered: bool = False  # a node of it has not registered with the controller yet
     cause: Cause | None = None
     taken: frozenset[str] = frozenset()  # its nodes that planned work has taken
     silent: tuple[Silence, ...] = ()
@@ -119,6 +120,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         accounting=accounting,
         accounting_is_stale=isinstance(snapshot.ended, Stale),
         has_accounting=isinstance(snapshot.ended, Fresh),
+        is_unregistered=has_unregistered(attempt, snapshot.nodes),
         cause=snapshot.causes.get(run.name),
         taken=_find_taken(attempt, snapshot),
     )
@@ -152,6 +154,17 @@ def is_alive(view: RunView | None, attempt: Attempt) -> bool:
         return False
     ages = [seen.unchanged_s for seen in (view.launch, view.progress, view.log) if seen is not None]
     return min(ages, default=math.inf) < SECOND_LOOK_S
+
+
+def has_unregistered(attempt: Attempt, nodes: Fresh[Mapping[str, NodeRecord]] | Stale) -> bool:
+    """True while the controller has not heard from a node of the attempt since it came up: it may run on there.
+
+    Slurm ends what it does not know as a node registers, and calls a node DOWN that does not within SlurmdTimeout.
+    """
+    if isinstance(nodes, Stale):
+        return False
+    records = (nodes.value.get(node) for node in attempt.nodes)
+    return any(record is not None and record.base is NodeBase.UNKNOWN for record in records)
 
 
 def _is_settled(attempt: Attempt, asked_at: datetime) -> bool:
@@ -524,7 +537,7 @@ def _vanished(sight: Sight) -> Ended | None:
         return None
     if sight.absent_s < (ACCOUNTING_LAG_S if sight.has_accounting else SECOND_LOOK_S):
         return None
-    if is_alive(sight.view, sight.attempt):
+    if is_alive(sight.view, sight.attempt) or sight.is_unregistered:
         return None
     return Ended(
         end=AttemptEnd.VANISHED,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm.types import JobRecord, JobState
+from slurm.types import JobRecord, JobState, NodeBase
 from supervisor.core.attempts import ACCOUNTING_LAG_S, SECOND_LOOK_S, judge_end
 from supervisor.model import Attempt, AttemptEnd, Fresh, IntentKind, RunState, Seen
 from tests.core.builders import (
@@ -16,10 +16,12 @@ from tests.core.builders import (
     attempt,
     attempt_in,
     attempts_in,
+    cluster,
     exit_record,
     intents_of,
     job,
     launch,
+    node,
     over,
     plan_for,
     progress,
@@ -77,6 +79,16 @@ def test_no_attempt_is_planned_beside_one_that_was_given_up_and_runs_on_unknown_
     still = plan_for(world(given_up), snapshot(view=view(launch=launch(unchanged_s=SECOND_LOOK_S))))
     assert attempt_in(still).is_job_gone
     assert attempt_in(still, 2).nodes_wanted > 0
+
+
+def test_an_attempt_may_run_on_while_a_node_of_it_has_not_registered() -> None:
+    """Its log may be silent for long; Slurm ends what it does not know when it hears from the node."""
+    unheard = cluster(4, node("n2", NodeBase.UNKNOWN))
+    assert judge_end(sight(attempt(), view=view(), nodes=unheard)) is None
+    given_up = over(end=AttemptEnd.STALLED, is_job_gone=False)
+    assert not attempts_in(plan_for(world(given_up), snapshot(nodes=unheard, view=view())))
+    down = cluster(4, node("n2", NodeBase.DOWN))
+    assert attempt_in(plan_for(world(given_up), snapshot(nodes=down, view=view()))).is_job_gone
 
 
 def test_the_launchers_exit_record_ends_the_wait() -> None:

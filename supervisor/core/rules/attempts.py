@@ -284,8 +284,9 @@ def _is_gone(draft: Draft, attempt: Attempt) -> bool:
     job: JobRecord | None = jobs.value.get(attempt.job_id) if attempt.job_id is not None else None
     if job is not None and attempt_rules.is_own(job, attempt):
         return job.is_ended
-    if attempt_rules.is_alive(draft.view(attempt.run), attempt):
-        return False  # Slurm does not know it, and it runs on
+    is_unregistered = attempt_rules.has_unregistered(attempt, draft.snapshot.nodes)
+    if is_unregistered or attempt_rules.is_alive(draft.view(attempt.run), attempt):
+        return False  # Slurm does not know it, and it may run on
     return jobs.asked_at > attempt.submitted_at + timedelta(seconds=attempt_rules.ABSENT_MARGIN_S)
 
 
