@@ -99,6 +99,12 @@ def test_accounting_that_leaves_out_what_the_text_has_is_told_apart(folder: str,
     assert parse_json.is_accounting_complete(document) is is_complete
 
 
+def test_accounting_without_submit_lines_is_not_complete_since_tokens_stand_there() -> None:
+    row = {"exit_code": {"return_code": {"set": True, "number": 0}}}
+    assert not parse_json.is_accounting_complete({"jobs": [row]})
+    assert parse_json.is_accounting_complete({"jobs": [row | {"submit_line": "sbatch a.sh"}]})
+
+
 def test_an_exit_status_that_a_release_does_not_write_is_unknown_and_not_0() -> None:
     failed = [job for job in sacct("slurm-22.05/same-moment").jobs if job.state is JobState.FAILED]
     assert [(job.job_id, job.exit_code, job.exit_signal) for job in failed] == [
