@@ -233,7 +233,10 @@ class _LogReading:
         if self.step is None:
             return view
         progress = Progress(attempt=self.attempt, step=self.step, phase="step", time=time.time(), seq=self.seq)
-        return replace(view, progress=Seen(value=progress, unchanged_s=max(0.0, now - self.since)))
+        # Nobody says how rarely such a training prints its step, nor that it saves or evaluates: a log or a save that
+        # grows is a sign of life too.
+        ages = [now - self.since, *([view.log.unchanged_s] if view.log is not None else [])]
+        return replace(view, progress=Seen(value=progress, unchanged_s=max(0.0, min(ages))))
 
 
 def _growth(surveyed: Surveyed | _Blindness | None) -> str:

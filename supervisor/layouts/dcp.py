@@ -34,10 +34,7 @@ def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piec
     path = f"{folder}/{METADATA_NAME}"
     if tree.entry(path) is None:
         raise Broken(f"{path} is missing: it is written last")
-    try:
-        metadata = read_metadata(tree.read(path, MAX_METADATA_BYTES))
-    except Broken as error:
-        raise Broken(str(error) if str(error).startswith(path) else f"{path}: {error}") from None
+    metadata = tree.once("metadata", path, lambda: _read(tree, path))
     by_file: dict[str, list[Item]] = defaultdict(list)
     for item in metadata.items:
         by_file[item.path].append(item)
@@ -48,6 +45,14 @@ def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piec
         pieces += _pieces(f"{folder}/{name}", items, tree.file(f"{folder}/{name}").size)
     files = (path, *(f"{folder}/{name}" for name in sorted(by_file)))
     return files, tuple(pieces), metadata
+
+
+def _read(tree: Tree, path: str) -> Metadata:
+    data = tree.read(path, MAX_METADATA_BYTES)
+    try:
+        return read_metadata(data)
+    except Broken as error:
+        raise Broken(f"{path}: {error}") from None
 
 
 def _pieces(path: str, items: Sequence[Item], size: int) -> list[Piece]:

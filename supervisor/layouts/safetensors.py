@@ -23,6 +23,10 @@ class _Index(msgspec.Struct):
 
 def to_piece(tree: Tree, path: str) -> Piece:
     """The file as one piece; raises Broken unless its tensors fill it exactly."""
+    return tree.once("safetensors", path, lambda: _inspect(tree, path))
+
+
+def _inspect(tree: Tree, path: str) -> Piece:
     size = tree.file(path).size
     with tree.open(path) as fd:
         start = read_at(fd, 0, 8)

@@ -51,7 +51,11 @@ def _text(opcode: str, argument: object, memo: dict[int, str], names: Collection
 
 
 def find_numbers_in_file(tree: Tree, path: str, names: Collection[str]) -> dict[str, int]:
-    """The same for the `data.pkl` of a file that torch.save wrote, or for its first bytes; empty when it has none."""
+    """The same for the `data.pkl` of a file that torch.save wrote; empty for one of the old format."""
+    return tree.once(f"numbers {sorted(names)}", path, lambda: _find_in_file(tree, path, names))
+
+
+def _find_in_file(tree: Tree, path: str, names: Collection[str]) -> dict[str, int]:
     with tree.open(path) as fd:
         size = tree.file(path).size
         if not is_zip(fd):

@@ -22,6 +22,8 @@ MAX_NAMES = 20_000
 MAX_SIZES = 256  # files of one that is being written whose sizes are looked at
 MAX_CANDIDATES = 64  # the newest; a training that keeps more is walked back no further
 RECHECK_S = 60.0  # between two looks into a whole one whose folder has not changed
+RECHECK_OLD_S = 900.0  # the same for those that are not among the newest
+NEWEST = 4
 RECHECK_BROKEN_S = 2.0  # it may be one that is being written
 SETTLE_S = 5.0  # a file without an end mark must not have changed for this long
 
@@ -106,7 +108,11 @@ class _Look:
     def run(self, names: list[str], note: str) -> Sight:
         # names without a step come first: there are few of them, and any may be the newest
         found = sorted(self._layout.find(names), key=lambda c: (c.step is None, c.step or 0, c.name), reverse=True)
-        views = [view for c in found[:MAX_CANDIDATES] if (view := self._look_at(c)) is not None]
+        views = [
+            view
+            for place, candidate in enumerate(found[:MAX_CANDIDATES])
+            if (view := self._look_at(candidate, RECHECK_S if place < NEWEST else RECHECK_OLD_S)) is not None
+        ]
         wanted = {c.name for c in found[:MAX_CANDIDATES]}
         for old in [name for name in self._memory.known if name not in wanted]:
             del self._memory.known[old]
@@ -120,7 +126,7 @@ class _Look:
             layout=self._layout.name,
         )
 
-    def _look_at(self, candidate: Candidate) -> CheckpointView | None:
+    def _look_at(self, candidate: Candidate, recheck_s: float) -> CheckpointView | None:
         """The view; None when it is gone again, or can't be told (then it is in `unknown`)."""
         path = str(self._directory / candidate.name)
         known = self._memory.known.get(candidate.name)
@@ -131,7 +137,7 @@ class _Look:
                 self._digest.update(known.view.stamp.encode())
             if entry.kind == "folder" and (known is None or not known.view.is_complete):
                 self._digest.update(_sizes(self._folder, candidate.name))
-            if known is not None and known.entry == entry and not self._is_due(known):
+            if known is not None and known.entry == entry and not self._is_due(known, recheck_s):
                 return known.view
             view, is_settled = self._inspect(candidate, path)
         except FileNotFoundError:
@@ -151,10 +157,10 @@ class _Look:
         self._unknown.append(path)
         return None
 
-    def _is_due(self, known: _Known) -> bool:
+    def _is_due(self, known: _Known, recheck_s: float) -> bool:
         age = self._now - known.looked_at
         if known.view.is_complete and known.is_settled:
-            return age >= RECHECK_S and self._now < self._until
+            return age >= recheck_s and self._now < self._until
         return self._is_final or age >= RECHECK_BROKEN_S
 
     def _inspect(self, candidate: Candidate, path: str) -> tuple[CheckpointView, bool]:

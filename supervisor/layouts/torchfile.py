@@ -15,6 +15,10 @@ def to_piece(tree: Tree, path: str) -> Piece:
 
     The old format (before torch 1.6, or asked for) is a row of pickles and raw bytes: nothing says where it ends.
     """
+    return tree.once("torch", path, lambda: _inspect(tree, path))
+
+
+def _inspect(tree: Tree, path: str) -> Piece:
     size = tree.file(path).size
     with tree.open(path) as fd:
         if torchzip.is_zip(fd):

@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any, TypeVar
 
 from supervisor.jobfiles import NotAFile, open_folder, open_parent, open_regular
+
+T = TypeVar("T")
 
 MAX_NAMES = 200_000  # in one folder of one checkpoint: one file per rank, and more
 
@@ -48,6 +51,7 @@ class Tree:
         self._until = until
         self._entries: dict[str, Entry | None] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._learnt: dict[tuple[str, str], Any] = {}
 
     def renew(self, folder: int, until: float) -> None:
         """Go on with another look, after one that ran out of time."""
@@ -91,6 +95,14 @@ class Tree:
             if size > max_bytes:
                 raise Broken(f"{path} has {size} bytes, more than {max_bytes}")
             return read_at(fd, 0, size)
+
+    def once(self, what: str, path: str, learn: Callable[[], T]) -> T:
+        """What `learn` makes of a file; a look that goes on after one that ran out of time has it already."""
+        key = (what, path)
+        if key not in self._learnt:
+            self._learnt[key] = learn()
+        found: T = self._learnt[key]
+        return found
 
     @contextmanager
     def open(self, path: str) -> Iterator[int]:

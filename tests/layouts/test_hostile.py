@@ -229,3 +229,22 @@ def test_no_folder_is_told_from_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(NoFolder):
         look(tmp_path / "absent", "dcp")
     assert look(tmp_path, "dcp").views == ()
+
+
+def test_a_checkpoint_of_many_files_is_whole_after_several_short_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, survey = copy_of("deepspeed-zero3", tmp_path), Survey()
+    questions = 0
+
+    def count_up() -> float:
+        nonlocal questions
+        questions += 1
+        return float(questions)
+
+    monkeypatch.setattr("supervisor.layouts.tree.time.monotonic", count_up)
+    looks = 0
+    while len(survey.look(folder, "deepspeed", questions + 8.5).views) < 2:  # eight questions to the file system each
+        looks += 1
+        assert looks < 20
+    assert looks > 1

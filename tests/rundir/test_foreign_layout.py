@@ -102,6 +102,22 @@ def test_the_steps_that_were_seen_stay_known(read: Read, paths: RunPaths) -> Non
     assert view.progress.value.step == 4
 
 
+def test_a_training_that_prints_its_step_rarely_is_alive_while_its_log_grows(paths: RunPaths) -> None:
+    clock = [0.0]
+    reader = RunDirReader(clock=lambda: clock[0])
+    log = paths.attempt_dir(1) / "job.log"
+    ages = []
+    for now, line in ((0.0, "step 4\n"), (50.0, ""), (100.0, "a progress bar\n")):
+        clock[0] = now
+        with log.open("a") as stream:
+            stream.write(line)
+        view = reader.read("run", paths.run_dir, 1, is_final=False, deadline_s=10.0, pattern=r"step (\d+)")
+        assert view.progress is not None
+        ages.append(view.progress.unchanged_s)
+    reader.close()
+    assert ages == [0.0, 50.0, 0.0]
+
+
 def test_a_progress_file_goes_before_the_log(read: Read, paths: RunPaths) -> None:
     (paths.attempt_dir(1) / "job.log").write_text("step 4\n")
     write_json(paths.progress(1), Progress(attempt=1, step=9, time=0.0))

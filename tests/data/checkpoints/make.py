@@ -90,7 +90,7 @@ class _Stateful:
 def make_megatron(folder: Path) -> None:
     """torch_dist by megatron.core.dist_checkpointing.save; the rest as Megatron-LM's training loop writes it.
 
-    That loop (megatron/training/checkpointing.py: get_checkpoint_name, save_checkpoint) is not in the package.
+    That loop (megatron/training/checkpointing.py, get_checkpoint_name) is not in the package.
     """
     import torch
     from megatron.core import dist_checkpointing, parallel_state
