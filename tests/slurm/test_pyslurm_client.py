@@ -276,7 +276,8 @@ def test_otherwise_the_command_line_is_with_the_reason(rig: Rig, plan: dict[str,
     assert re.search(why, choice.reason)
 
 
-def test_without_pyslurm_the_choice_takes_no_time_and_no_process() -> None:
+def test_without_pyslurm_the_choice_takes_no_time_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if not Path(folder, "pyslurm").exists()])
     begun = time.monotonic()
     choice = choose_client("auto", cli=CliClient(), parent={}, timeout_s=5.0)
     assert (choice.kind, choice.reason) == ("cli", "pyslurm is not installed")
@@ -365,7 +366,7 @@ def doctor_finding(rig: Rig, wanted: str, **environment: str) -> dict[str, Any]:
 
 
 def test_doctor_says_which_client_is_used_and_why(rig: Rig) -> None:
-    assert doctor_finding(rig, "auto")["detail"] == "commands: pyslurm is not installed"
+    assert doctor_finding(rig, "cli", PYTHONPATH=str(rig.folder))["detail"] == "commands: as configured"
     found = doctor_finding(rig, "auto", PYTHONPATH=str(rig.folder))
     assert (found["ok"], found["detail"]) == (None, "pyslurm: pyslurm is of the cluster's release")
 
