@@ -203,3 +203,41 @@ def test_without_a_daemon_nothing_is_submitted_and_nothing_is_left(open_stage: O
     assert "plain sbatch would run it unsupervised" in ended.stderr
     assert ann.stage.jobs() == ()
     assert not (ann.home / ".supervisor").exists()
+
+
+# Saves as transformers does: the folder, its state last. Begins behind the step that it is told.
+SAVING = """\
+#!/bin/bash
+#SBATCH --job-name=train
+#SBATCH --output=all.log
+#SUPERVISE --checkpoint-dir=out --layout=huggingface --progress-pattern="step ([0-9]+)"
+echo "resume=$2 from=$SUPERVISOR_RESUME_FROM"
+for n in $(seq $(($2 + 1)) 40); do
+  echo "step $n"
+  if [ $((n % 5)) = 0 ]; then
+    mkdir "out/checkpoint-$n"
+    cp model.safetensors "out/checkpoint-$n/"
+    echo "{\\"global_step\\": $n}" >"out/checkpoint-$n/trainer_state.json"
+  fi
+  [ -e "crash.$n" ] && rm "crash.$n" && exit 1
+  sleep 0.1
+done
+"""
+
+
+def test_a_script_of_another_framework_resumes_from_its_newest_whole_checkpoint(ann: Person) -> None:
+    """All attempts write to one log; the half-written checkpoint of step 15 is passed over."""
+    header = b'{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    (ann.home / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    (ann.home / "out/checkpoint-15").mkdir(parents=True)
+    (ann.home / "save.sh").write_text(SAVING.replace("mkdir ", "mkdir -p "))
+    (ann.home / "crash.13").touch()
+    assert ann.sbatch("save.sh", "--load={resume_from}", "{resume_step}").startswith("Submitted")
+    ann.stage.await_state("finished", "train", limit_s=60)
+    first, second = ann.stage.attempts("train")
+    assert (first.end, first.resume_step, first.last_step) == (AttemptEnd.CRASHED, 0, 13)
+    assert (second.end, second.resume_step, second.last_step) == (AttemptEnd.FINISHED, 10, 40)
+    assert second.resume_path == str(ann.home / "out/checkpoint-10")
+    text = (ann.home / "all.log").read_text()
+    assert f"resume=10 from={ann.home}/out/checkpoint-10" in text
+    assert second.log_offset == text.index("resume=10")
