@@ -138,6 +138,7 @@ esac
 def test_an_answer_of_squeue_that_is_none_ends_no_attempt(stage: Stage) -> None:
     """Cases CO-01, CO-02: errors, half a list, and nothing at all with exit 0."""
     mode, calls = stage.directory / "mode", stage.directory / "calls"
+    stage.config.write_text(stage.config.read_text().replace("[slurm]", '[slurm]\nclient = "cli"'))  # not by pyslurm
     stage.start_daemon(path_first=tool_on_path(stage, "squeue", SQUEUE))
     stage.submit("r")
     first = stage.await_step(1)
