@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm.pending import PendingKind, PendingReason, classify_pending
+from slurm.pending import PendingKind, PendingReason, classify_pending, is_launch_failure
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,18 @@ from slurm.pending import PendingKind, PendingReason, classify_pending
         ("PartitionTimeLimit", "blocked"),
         ("BadConstraints", "blocked"),
         ("InvalidQOS", "blocked"),
+        ("QOSMinGRES", "blocked"),
+        ("AssocMaxCpuPerNode", "blocked"),
+        ("QOSNotAllowed", "blocked"),
+        ("AccountNotAllowed", "blocked"),
+        ("MaxMemPerLimit", "blocked"),
+        ("DeadLine", "blocked"),
+        ("MaxJobsPerAccount", "waits"),
+        ("QOSGrpCpuLimit", "waits"),
+        ("JobArrayTaskLimit", "waits"),
+        ("Licenses", "waits"),
+        ("ReservationDeleted", "held"),
+        ("JobHoldMaxRequeue", "held"),
         ("JobHeldUser", "held"),
         ("JobHeldAdmin", "held"),
         ("launch failed requeued held", "held"),
@@ -55,3 +67,4 @@ def test_unavailable_nodes_are_named(reason: str) -> None:
 @given(reason=st.one_of(st.text(), st.text(alphabet="n[]-1,").map("UnavailableNodes:".__add__)))
 def test_any_reason_is_classified(reason: str) -> None:
     assert classify_pending(reason).kind in PendingKind
+    assert isinstance(is_launch_failure(reason), bool)
