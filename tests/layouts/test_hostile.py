@@ -101,7 +101,7 @@ def test_a_linked_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [*EVERY, "auto"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300), size=st.integers(0, 2**63), data=st.data())
 def test_garbage_is_never_whole_and_never_raises(
     layout: str, content: bytes, size: int, data: st.DataObject, tmp_path: Path
@@ -125,7 +125,7 @@ def test_garbage_is_never_whole_and_never_raises(
     assert [v for v in look(folder, layout).views if v.is_complete] == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(place=st.integers(0, 4000), byte=st.integers(0, 255))
 def test_any_changed_byte_of_a_zip_is_refused_or_harmless(place: int, byte: int) -> None:
     """Between the entries lies padding that nobody reads: a change there is no fault. Whatever it is, nothing else."""
@@ -141,7 +141,7 @@ def test_any_changed_byte_of_a_zip_is_refused_or_harmless(place: int, byte: int)
         os.close(fd)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=400))
 def test_a_zip_of_garbage_is_broken(data: bytes) -> None:
     fd = os.memfd_create("zip")
@@ -153,7 +153,7 @@ def test_a_zip_of_garbage_is_broken(data: bytes) -> None:
         os.close(fd)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=400))
 def test_a_pickle_of_garbage_gives_no_numbers_and_no_error(data: bytes) -> None:
     assert find_numbers(data, ("global_step",)) == {}

@@ -190,6 +190,33 @@ def test_without_a_mark_a_fresh_torch_checkpoint_is_waited_for(tmp_path: Path) -
     assert [v.is_complete for v in look(folder, "megatron", is_final=True).views] == [True, True]
 
 
+@pytest.mark.torch
+def test_a_file_of_torchs_old_format_is_whole_as_far_as_can_be_told(tmp_path: Path) -> None:
+    import torch
+
+    folder = copy_of("megatron", tmp_path)
+    file = folder / "iter_0000004" / "mp_rank_01" / "model_optim_rng.pt"
+    torch.save({"w": torch.ones(1000)}, file, _use_new_zipfile_serialization=False)
+    assert whole_steps(folder, "megatron") == [2, 4]
+    assert read(folder, "megatron", "iter_0000004").unsealed == file.stat().st_size
+    cut(file, 0.03)
+    assert whole_steps(folder, "megatron") == [2]
+
+
+@pytest.mark.torch
+def test_zip_files_that_torch_wrote_without_checksums_are_not_called_verified(tmp_path: Path) -> None:
+    import torch
+
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"global_step": 7, "w": torch.ones(1000)}, tmp_path / "step=7.ckpt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    reading = read(tmp_path, "lightning", "step=7.ckpt")
+    assert reading.is_whole
+    assert reading.unsealed >= 4000
+
+
 # ---------------------------------------------------------------- Hugging Face
 
 
