@@ -62,6 +62,13 @@ def test_relative_paths_start_at_the_run_files_folder() -> None:
     assert (spec.root, spec.workdir) == (Path("/data/runs"), Path("/data/team/code"))
 
 
+def test_the_trainings_own_checkpoint_folder_starts_there_too() -> None:
+    table = '[checkpoint]\nlayout = "auto"\ndirectory = "../out"\n'
+    spec = parse_run_file(GOOD + table, path=HERE)
+    assert spec.checkpoint.directory == Path("/data/out")
+    assert parse_run_file(render_run_file(spec), path=HERE) == spec
+
+
 def test_whole_numbers_are_taken_where_a_number_is_expected() -> None:
     assert parse_run_file(GOOD + "[checkpoint]\nevery_s = 60\n", path=HERE).checkpoint.every_s == 60.0
 
@@ -112,6 +119,14 @@ def test_an_unknown_key_like_no_other_is_refused_with_the_known_ones() -> None:
         (GOOD + "[checkpoint]\nkeep_last = 1\n", "[checkpoint] keep_last must be at least 2"),
         (GOOD + "[checkpoint]\nevery_s = 0\n", "[checkpoint] every_s must be above 0"),
         (GOOD + "[checkpoint]\nevery_s = nan\n", "a finite number is expected"),
+        (GOOD + '[checkpoint]\ndirectory = "out"\n', "name its layout too"),
+        (GOOD + '[checkpoint]\nlayout = "torch"\n', "is none of supervisor, auto, dcp"),
+        (GOOD + '[checkpoint]\nlayout = "dcp"\ndirectory = "/"\n', "the root of the file system"),
+        (GOOD + '[checkpoint]\nlayout = "dcp"\ndirectory = "a\\tb"\n', "control characters"),
+        (GOOD + "[progress]\npattern = 'step'\n", "must have one group"),
+        (GOOD + "[progress]\npattern = '(step) (\\d+)'\n", "it has 2"),
+        (GOOD + "[progress]\npattern = 'step ('\n", "is no regular expression"),
+        (GOOD + f"[progress]\npattern = '({'x' * 600})'\n", "longer than 500 characters"),
         (GOOD + "[checkpoint]\nverify_on_head_max_bytes = -1\n", "must not be negative"),
         (GOOD + "[restart]\nbackoff_s = -1\n", "[restart] backoff_s must be 0 or more"),
         (GOOD + "[restart]\nbackoff_s = 20\nbackoff_max_s = 10\n", "backoff_max_s (10) is less than backoff_s (20)"),

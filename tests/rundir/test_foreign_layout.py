@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from supervisor.model import RunView
-from supervisor.rundir import RunDirReader
+from supervisor.rundir import ReaderDied, RunDirReader, RunDirUnreadable
+from supervisor.rundir_child import Question
 from tests.layouts.folders import DATA
 from trainer.contract import Progress, RunPaths, write_json
 
@@ -166,3 +167,36 @@ def test_the_last_words_come_from_the_log_of_this_attempt(
     log.write_text("first attempt\nsecond attempt\n")
     view = reader.read("run", paths.run_dir, 1, is_final=True, deadline_s=10.0, log_path=log, log_offset=14)
     assert view.log_tail == "second attempt\n"
+
+
+class Deaf:
+    """The reader's processes, of which those that look at a folder of checkpoints do not answer."""
+
+    def __init__(self, inner: Any, error: RunDirUnreadable) -> None:
+        self._inner, self._error, self.asked = inner, error, 0
+
+    def ask(self, key: str, question: Question, deadline_s: float) -> bytes:
+        if question.do != "survey":
+            return cast("bytes", self._inner.ask(key, question, deadline_s))
+        self.asked += 1
+        raise self._error
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.mark.parametrize(("error", "asked"), [(RunDirUnreadable("no answer"), 3), (ReaderDied("ended"), 1)])
+def test_a_folder_that_does_not_answer_takes_nothing_else_with_it(
+    paths: RunPaths, error: RunDirUnreadable, asked: int
+) -> None:
+    """And one that kills its reader is left alone for a while."""
+    reader = RunDirReader()
+    deaf = Deaf(reader._pool, error)
+    reader._pool = cast("Any", deaf)
+    write_json(paths.progress(1), Progress(attempt=1, step=9, time=0.0))
+    for _ in range(3):
+        view = reader.read("run", paths.run_dir, 1, is_final=False, deadline_s=10.0, layout="dcp")
+        assert view.progress is not None
+        assert view.checkpoints_unknown == str(error)
+    reader.close()
+    assert deaf.asked == asked
