@@ -281,7 +281,8 @@ class Daemon:
             self._control.answer(request, reply)
             is_accepted = bool(reply.get("ok")) and request.verb not in READING
             changed = changed or is_accepted
-            has_effect = request.verb not in READING and not request.body.get("dry_run")
+            is_unanswered = reply.get("code") == LOOK_AGAIN  # the client asks again at once
+            has_effect = request.verb not in READING and not request.body.get("dry_run") and not is_unanswered
             say = self._log.info if has_effect else self._log.debug
             say(
                 "request.accepted" if reply.get("ok") else "request.refused",

@@ -206,7 +206,11 @@ def submit(settings: Settings, request: dict[str, Any], script: Script, *, wait_
         raise
     tell_notes([str(note) for note in reply.get("notes", ())])
     run = str(reply.get("run"))
-    report = _await_job(settings, run, wait_s)
+    try:
+        report = _await_job(settings, run, wait_s)
+    except KeyboardInterrupt:
+        tell_notes([f"accepted as run {run}: `supervisor stop {run}` takes it back"])
+        raise
     if report.get("end") == "refused" or (report.get("job_id") is None and report["state"] in _OVER):
         return _tell_refused(report)
     if report.get("job_id") is None:
