@@ -138,6 +138,13 @@ OPTIONS: tuple[Option, ...] = (
         help="Attempts in a row without a newer checkpoint; then the run is held. Default 3.",
     ),
     Option(
+        name="max-node-failures",
+        metavar="N",
+        key=("restart", "max_node_failures"),
+        convert=_whole,
+        help="The same for attempts lost with a node, counted apart. Default 10.",
+    ),
+    Option(
         name="backoff-s",
         metavar="S",
         key=("restart", "backoff_s"),
