@@ -95,6 +95,25 @@ def test_a_result_and_its_logs_are_where_submitit_puts_them(executor: submitit.A
     wait("the service's word", lambda: job.done(force_check=True) and job.state == "COMPLETED")
 
 
+def test_a_result_waits_for_a_log_that_is_slow(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, threading
+from pathlib import Path
+from slurm.submitit_logs import JobLogs
+logs = JobLogs(Path("out"), Path("err"))
+logs.open()
+slow = logs._tees[0].pid
+os.kill(slow, signal.SIGSTOP)
+print("late", flush=True)
+threading.Timer(0.3, os.kill, (slow, signal.SIGCONT)).start()
+logs.settle()
+sys.exit(Path("out").read_text() != "late\\n")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=LIMIT_S, check=False)
+    assert ended.returncode == 0
+
+
 def test_tasks_have_results_logs_and_places_of_their_own(executor: submitit.AutoExecutor) -> None:
     executor.update_parameters(nodes=2, tasks_per_node=2, cpus_per_task=4)
 
@@ -538,12 +557,12 @@ def test_only_the_first_task_saves_and_the_others_go_on_until_they_are_ended(
             rank = submitit.JobEnvironment().global_rank
             (tmp_path / f"{attempt}-{rank}").touch()
             until = time.monotonic() + LIMIT_S
-            while attempt == 1 and time.monotonic() < until and not (rank == 1 and (tmp_path / "saved").exists()):
+            while attempt == 1 and time.monotonic() < until and not (rank == 1 and (tmp_path / "saved-0").exists()):
                 time.sleep(0.05)
             return rank
 
         def checkpoint(self, attempt: int) -> DelayedSubmission:
-            (tmp_path / "saved").touch()
+            (tmp_path / f"saved-{submitit.JobEnvironment().global_rank}").touch()
             return DelayedSubmission(self, attempt + 1)
 
     job = executor.submit(Pair(), 1)
@@ -551,6 +570,7 @@ def test_only_the_first_task_saves_and_the_others_go_on_until_they_are_ended(
     warn(job)
     wait("both again", lambda: (tmp_path / "2-0").exists() and (tmp_path / "2-1").exists())
     assert job.results() == [0, 1]
+    assert not (tmp_path / "saved-1").exists()
 
 
 class SignalsWhenStored:
