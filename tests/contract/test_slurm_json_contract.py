@@ -15,12 +15,8 @@ from tests.contract.subjects import Cluster, RealSubject
 from tests.contract.test_slurm_contract import (  # noqa: F401 - collected here, with the cluster below
     test_a_drained_node_says_why_and_who_and_takes_no_job,
     test_a_job_is_listed_under_its_token_and_runs_on_as_many_nodes_as_asked,
-    test_a_job_that_ends_well_is_completed,
     test_a_job_that_fails_keeps_its_exit_status,
     test_a_job_that_its_exclusions_make_impossible_is_refused_and_leaves_a_record_that_never_ran,
-    test_a_later_drain_replaces_the_reason_of_an_earlier_one,
-    test_a_running_job_can_be_cancelled_and_frees_its_nodes,
-    test_a_second_job_of_the_same_name_waits_for_the_first,
     test_a_submission_whose_answer_was_lost_is_found_by_its_token,
     test_a_waiting_job_that_is_cancelled_never_started,
     test_without_accounting_ended_jobs_are_refused_and_tokens_still_found,
