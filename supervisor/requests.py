@@ -399,7 +399,10 @@ def _find_job(asked: Asked) -> JobRecord | Decision:
     if jobs is None or isinstance(jobs, Stale):
         why = f": {jobs.why}" if jobs is not None else ""
         return _refuse(SLURM, f"Slurm does not answer now, so no job can be adopted{why}")
-    if (asked.now - jobs.asked_at).total_seconds() > _ANSWER_MAX_AGE_S:
+    waited_s = asked.request.body.get("waited_s")
+    allowed_s = min(float(waited_s), _ANSWER_MAX_AGE_S) if isinstance(waited_s, int | float) else 0.0
+    # An answer that was asked for before the request was may not hold a job that the person has seen already.
+    if (asked.now - jobs.asked_at).total_seconds() > max(0.0, allowed_s):
         return _refuse(LOOK_AGAIN, "Slurm is being asked")
     job = jobs.value.get(job_id)
     if job is None:

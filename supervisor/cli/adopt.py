@@ -143,10 +143,12 @@ def _describe_environment(described: JobDescription) -> str:
 
 def _ask(settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
     """The daemon's answer, once it has one of Slurm that is new enough."""
-    until = time.monotonic() + _ANSWER_WAIT_S
+    since = time.monotonic()
+    until = since + _ANSWER_WAIT_S
     while True:
+        waited = {"waited_s": time.monotonic() - since}
         try:
-            return ask(settings.control.socket, request, start_hint=start_hint())
+            return ask(settings.control.socket, {**request, **waited}, start_hint=start_hint())
         except DaemonSilent:
             raise
         except DaemonDown as error:

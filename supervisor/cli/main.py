@@ -171,6 +171,10 @@ _REFUSALS: Mapping[str, int] = {
     "bad_input": EXIT_BAD_INPUT,
     "name_in_use": EXIT_BAD_INPUT,
     "unknown_run": EXIT_BAD_INPUT,
+    "unknown_job": EXIT_BAD_INPUT,
+    "sbatch": EXIT_BAD_INPUT,
+    "slurm": EXIT_FAILED,
+    "look_again": EXIT_FAILED,
     "ledger": EXIT_FAILED,
     "busy": EXIT_FAILED,
 }

@@ -281,8 +281,13 @@ def test_what_is_no_number_of_a_job_is_refused(job_id: object) -> None:
 
 def test_a_job_is_adopted_by_what_slurm_says_now() -> None:
     bench = Bench()
-    bench.jobs = Fresh(value={55: job()}, asked_at=NOW - timedelta(seconds=30))
+    bench.jobs = Fresh(value={}, asked_at=NOW - timedelta(seconds=1))  # asked for before the request came
     assert bench.adopt()["code"] == requests.LOOK_AGAIN
+    assert bench.adopt(waited_s=0.5)["code"] == requests.LOOK_AGAIN
+    assert bench.adopt(waited_s=1.5)["code"] == requests.UNKNOWN_JOB
+    bench.jobs = Fresh(value={55: job()}, asked_at=NOW - timedelta(seconds=30))
+    assert bench.adopt(waited_s=60)["code"] == requests.LOOK_AGAIN
+    assert bench.adopt(waited_s="nan")["code"] == requests.LOOK_AGAIN
     bench.jobs = Stale(why="timed out", since_at=NOW)
     assert bench.adopt()["code"] == requests.SLURM
     bench.jobs = Fresh(value={}, asked_at=NOW)
