@@ -45,6 +45,7 @@ def test_steps_are_read_with_their_job_and_component(text: str, step: StepId | N
         ("gpu:a100:4(S:0,2-3),gpu:h100:4", [("gpu", "a100", 4, (0, 2, 3)), ("gpu", "h100", 4, ())]),
         ("gpu:h100:0(IDX:N/A)", [Gres(name="gpu", type="h100", count=0)]),
         ("gpu:1(IDX:0,3)", [Gres(name="gpu", count=1)]),
+        ("gpu:2(S:x)", [Gres(name="gpu", count=2)]),
         ("gres/gpu:h100=8", [Gres(name="gpu", type="h100", count=8)]),
         ("gres:gpu:1", [Gres(name="gpu", count=1)]),
         ("shard:2K,license_x:no_consume:3", [Gres(name="shard", count=2048), Gres(name="license_x", count=3)]),
