@@ -77,6 +77,7 @@ class RunView:
     checkpoints_unknown_s: float = 0.0  # for how long
     has_checkpoint_folder: bool = True  # False: there is none (yet, or its file system is not there)
     unknown_paths: tuple[str, ...] = ()  # checkpoints of a foreign layout that are there and could not be looked at
+    unsettled_paths: tuple[str, ...] = ()  # ...that seem whole and may still be written: known in a few seconds
     warnings: tuple[str, ...] = ()  # what a person should be told, once
 
 

@@ -252,6 +252,7 @@ def _add_survey(view: RunView, surveyed: Surveyed | _Blindness | None) -> RunVie
         view,
         checkpoints=surveyed.views,
         unknown_paths=surveyed.unknown,
+        unsettled_paths=surveyed.unsettled,
         has_checkpoint_folder=surveyed.has_folder,
         warnings=(*view.warnings, *surveyed.notes),
     )

@@ -107,6 +107,7 @@ class Surveyed:
     has_folder: bool = True
     views: tuple[CheckpointView, ...] = ()
     unknown: tuple[str, ...] = ()
+    unsettled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     digest: str = ""
     layout: str = ""
@@ -471,7 +472,12 @@ def survey_folder(question: Question, survey: Survey) -> Surveyed:
     except NoFolder:
         return Surveyed(has_folder=False)
     return Surveyed(
-        views=sight.views, unknown=sight.unknown, notes=sight.notes, digest=sight.digest, layout=sight.layout
+        views=sight.views,
+        unknown=sight.unknown,
+        unsettled=sight.unsettled,
+        notes=sight.notes,
+        digest=sight.digest,
+        layout=sight.layout,
     )
 
 

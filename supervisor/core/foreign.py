@@ -24,6 +24,7 @@ from supervisor.model import (
 )
 
 OWN_LAYOUT = "supervisor"
+SETTLING_S = 60.0  # after an end, a checkpoint that does not come to rest is waited for no longer
 LOADING_S = 600.0  # an attempt that crashes later than this without a step told has got past loading
 
 _USABLE = (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
@@ -51,6 +52,23 @@ def why_unknown(view: RunView, known: Sequence[Checkpoint]) -> str:
     return ""
 
 
+def why_unsettled(view: RunView, last: Attempt | None, now: datetime) -> str:
+    """Why a start waits for the next looks: a checkpoint seems whole and nothing says so yet. Not for long."""
+    if not view.unsettled_paths:
+        return ""
+    if last is not None and last.over_at is not None and (now - last.over_at).total_seconds() > SETTLING_S:
+        return ""
+    return f"{view.unsettled_paths[-1]} may still be written"
+
+
+def why_none_whole(view: RunView, attempts: Sequence[Attempt]) -> str:
+    """Why a first attempt must not begin at 0: something lies there that looks like checkpoints, and none is whole."""
+    broken = [v for v in view.checkpoints if not v.is_complete]
+    if attempts or not broken or len(broken) < len(view.checkpoints):
+        return ""
+    return f"{len(broken)} checkpoints are there and none is whole; the newest: {broken[-1].detail}"
+
+
 def fold_foreign(
     known: Sequence[Checkpoint], view: RunView, attempts: Sequence[Attempt], *, run: str, now: datetime
 ) -> Learnt:
@@ -73,7 +91,7 @@ def fold_foreign(
         elif not any(c.stamp == seen.stamp for c in before):
             old += _written_again(before)
             new.append(_first_sight(seen, attempts, run=run, now=now))
-    paths = {v.path for v in view.checkpoints} | set(view.unknown_paths)
+    paths = {v.path for v in view.checkpoints} | set(view.unknown_paths) | set(view.unsettled_paths)
     old += [_gone(c, newest_whole) for c in known if c.path not in paths and c.state in _USABLE]
     return old + _without_twins(new, known, old)
 

@@ -26,7 +26,7 @@ def find(names: Sequence[str]) -> list[Candidate]:
 def inspect(tree: Tree, candidate: Candidate) -> Found:
     """Whole when `.metadata` can be read and each piece that it names lies within its file."""
     files, pieces, _ = inspect_folder(tree, candidate.name)
-    return Found(step=candidate.step or 0, files=files, pieces=pieces)
+    return Found(step=candidate.step or 0, files=files, pieces=pieces, end_mark=f"{candidate.name}/{METADATA_NAME}")
 
 
 def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piece, ...], Metadata]:

@@ -34,4 +34,5 @@ class Found:
     files: tuple[str, ...]  # all that belong to it, relative to the folder of checkpoints
     pieces: tuple[Piece, ...]  # what training goes on from; the rest are texts and marks
     note: str = ""  # what is special about it, for people
-    has_end_mark: bool = True  # False: a file that is still to come would not be missed, so it must have aged a little
+    end_mark: str = ""  # the file that is written last, where there is one: nothing else may be much newer
+    has_end_mark: bool = True  # False: a file that is still to come would not be missed, it must be at rest a while

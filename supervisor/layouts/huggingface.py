@@ -51,7 +51,7 @@ def inspect(tree: Tree, candidate: Candidate) -> Found:
     pieces += [torchfile.to_piece(tree, f"{folder}/{name}") for name in states]
     note = _judge_optimizer(tree, folder, names, states)
     paths = {*files, *(piece.path for piece in pieces), path}
-    return Found(step=step, files=tuple(sorted(paths)), pieces=tuple(dict.fromkeys(pieces)), note=note)
+    return Found(step=step, files=tuple(sorted(paths)), pieces=tuple(dict.fromkeys(pieces)), note=note, end_mark=path)
 
 
 def _find_weights(tree: Tree, folder: str, names: Sequence[str]) -> tuple[list[Piece], list[str]]:

@@ -48,7 +48,8 @@ def _inspect_folder(tree: Tree, candidate: Candidate) -> Found:
     files, pieces, _ = dcp.inspect_folder(tree, name)
     meta = f"{name}/{META_NAME}"  # written after the shards
     piece = torchfile.to_piece(tree, meta)
-    return Found(step=_find_step(tree, candidate, meta), files=(*files, meta), pieces=(*pieces, piece))
+    step = _find_step(tree, candidate, meta)
+    return Found(step=step, files=(*files, meta), pieces=(*pieces, piece), end_mark=meta)
 
 
 def _find_step(tree: Tree, candidate: Candidate, path: str) -> int:

@@ -112,16 +112,18 @@ def _inspect_distributed(tree: Tree, candidate: Candidate, names: Sequence[str],
         files = (*files, common)
     elif backend == "torch_dist":
         raise Broken(f"{common} is missing")
-    return _to_found(candidate, pieces, (*files, f"{folder}/metadata.json"), note, has_end_mark=True)
+    mark = f"{folder}/metadata.json"
+    return _to_found(candidate, pieces, (*files, mark), note, end_mark=mark)
 
 
 def _to_found(
-    candidate: Candidate, pieces: Sequence[Piece], files: tuple[str, ...], note: str, *, has_end_mark: bool = False
+    candidate: Candidate, pieces: Sequence[Piece], files: tuple[str, ...], note: str, *, end_mark: str = ""
 ) -> Found:
     return Found(
         step=candidate.step or 0,
         files=files or tuple(piece.path for piece in pieces),
         pieces=tuple(pieces),
         note=note,
-        has_end_mark=has_end_mark or not note,
+        end_mark=end_mark,
+        has_end_mark=bool(end_mark) or not note,
     )

@@ -40,7 +40,8 @@ def _inspect_unnamed(tree: Tree, candidate: Candidate) -> Found:
     files, pieces, metadata = dcp.inspect_folder(tree, candidate.name)
     if not any("opt" in key.lower() for key in metadata.keys):
         raise Broken(f"{candidate.name} holds no optimizer state: weights alone, it seems")
-    return Found(step=candidate.step or 0, files=files, pieces=pieces)
+    mark = f"{candidate.name}/{dcp.METADATA_NAME}"
+    return Found(step=candidate.step or 0, files=files, pieces=pieces, end_mark=mark)
 
 
 _UNNAMED = Layout(name="dcp", find=torchtitan.find, inspect=_inspect_unnamed, pattern="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,9 @@ RECHECK_S = 60.0  # between two looks into a whole one whose folder has not chan
 RECHECK_OLD_S = 900.0  # the same for those that are not among the newest
 NEWEST = 4
 RECHECK_BROKEN_S = 2.0  # it may be one that is being written
-SETTLE_S = 5.0  # a file without an end mark must not have changed for this long
+SETTLE_S = 5.0  # one without an end mark must not change for this long, between looks: clocks of file servers differ
+NEWER_S = 30.0  # by so much a file may be newer than the mark that was written after it
+UNFINISHED = ("-unfinished", ".unfinished", ".incomplete", ".in_progress")  # marks of one that is written or removed
 
 
 class NoFolder(Exception):
@@ -34,10 +36,14 @@ class NoFolder(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What one look gives. `unknown`: paths that are there and could not be looked at. `digest` changes with growth."""
+    """What one look gives. `unknown`: paths that are there and could not be looked at. `digest` changes with growth.
+
+    `unsettled`: whole, as far as can be told, and without a mark that says so: one more look in a few seconds tells.
+    """
 
     views: tuple[CheckpointView, ...] = ()
     unknown: tuple[str, ...] = ()
+    unsettled: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     digest: str = ""
     layout: str = ""
@@ -48,7 +54,8 @@ class _Known:
     entry: Entry
     view: CheckpointView
     looked_at: float
-    is_settled: bool  # no end mark is waited for
+    since: float  # when it was first seen like this
+    is_settled: bool
 
 
 @dataclass(slots=True)
@@ -60,9 +67,8 @@ class _Memory:
 class Survey:
     """Remembers folders between looks. One of it in each reading process."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._wall = wall
         self._folders: dict[tuple[str, str], _Memory] = {}
 
     def look(self, directory: Path, layout_name: str, until: float, *, is_final: bool = False) -> Sight:
@@ -98,14 +104,17 @@ class _Look:
         *,
         is_final: bool,
     ) -> None:
-        self._now, self._wall = survey._clock(), survey._wall()  # noqa: SLF001 - a part of it
+        self._now = survey._clock()  # noqa: SLF001 - a part of it
         self._folder, self._directory, self._layout = folder, directory, layout
         self._memory, self._until, self._is_final = memory, until, is_final
+        self._names: frozenset[str] = frozenset()
         self._unknown: list[str] = []
+        self._unsettled: list[str] = []
         self._notes: list[str] = []
         self._digest = xxhash.xxh3_64()
 
     def run(self, names: list[str], note: str) -> Sight:
+        self._names = frozenset(names)
         # names without a step come first: there are few of them, and any may be the newest
         found = sorted(self._layout.find(names), key=lambda c: (c.step is None, c.step or 0, c.name), reverse=True)
         views = [
@@ -121,6 +130,7 @@ class _Look:
         return Sight(
             views=tuple(sorted(views, key=lambda v: (v.step, v.path.endswith("/last.ckpt"), v.path))),
             unknown=tuple(self._unknown),
+            unsettled=tuple(self._unsettled),
             notes=((note,) if note else ()) + tuple(self._notes),
             digest=self._digest.hexdigest(),
             layout=self._layout.name,
@@ -138,8 +148,8 @@ class _Look:
             if entry.kind == "folder" and (known is None or not known.view.is_complete):
                 self._digest.update(_sizes(self._folder, candidate.name))
             if known is not None and known.entry == entry and not self._is_due(known, recheck_s):
-                return known.view
-            view, is_settled = self._inspect(candidate, path)
+                return self._offer(known)
+            view, has_mark = self._inspect(candidate, path)
         except FileNotFoundError:
             return None
         except OutOfTime:
@@ -147,12 +157,23 @@ class _Look:
         except OSError as error:
             self._notes.append(f"{path}: {error.strerror}"[:500])
             return self._fall_back(path, known)
-        self._memory.known[candidate.name] = _Known(entry=entry, view=view, looked_at=self._now, is_settled=is_settled)
-        return view
+        since = known.since if known is not None and known.view == view else self._now
+        is_settled = has_mark or self._is_final or self._now - since >= SETTLE_S
+        self._memory.known[candidate.name] = _Known(
+            entry=entry, view=view, looked_at=self._now, since=since, is_settled=is_settled
+        )
+        return self._offer(self._memory.known[candidate.name])
+
+    def _offer(self, known: _Known) -> CheckpointView | None:
+        """The view of what is known; None for one that may still be written."""
+        if known.is_settled or not known.view.is_complete:
+            return known.view
+        self._unsettled.append(known.view.path)
+        return None
 
     def _fall_back(self, path: str, known: _Known | None) -> CheckpointView | None:
         """Could not look is neither "gone" nor "broken"."""
-        if known is not None and known.view.is_complete:
+        if known is not None and known.view.is_complete and known.is_settled:
             return known.view
         self._unknown.append(path)
         return None
@@ -169,20 +190,34 @@ class _Look:
         tree = self._memory.partial.setdefault(candidate.name, Tree(self._folder))
         tree.renew(self._folder, self._until)
         try:
+            _refuse_marked(self._names, candidate.name)
             found = self._layout.inspect(tree, candidate)
             entries = {name: tree.file(name) for name in found.files}
+            _refuse_older_mark(found, entries)
         except Broken as error:
             del self._memory.partial[candidate.name]
             return replace(view, detail=str(error)[:500]), False
         del self._memory.partial[candidate.name]
         view = describe(found, entries, path)
-        if found.has_end_mark or self._is_final:
-            return view, True
-        youngest = max(entry.mtime_ns for entry in entries.values()) / 1e9
-        if self._wall - youngest < SETTLE_S:
-            why = "written just now, and nothing says that it has ended"
-            return replace(view, is_complete=False, detail=why), False
-        return view, True
+        return view, found.has_end_mark
+
+
+def _refuse_marked(names: Collection[str], name: str) -> None:
+    """A framework may put a file beside one that it writes or removes."""
+    marked = [f"{base}{mark}" for base in (name, name.removesuffix(".ckpt")) for mark in UNFINISHED]
+    found = next((mark for mark in marked if mark in names), None)
+    if found is not None:
+        raise Broken(f"{found} says that it is not finished")
+
+
+def _refuse_older_mark(found: Found, entries: Mapping[str, Entry]) -> None:
+    """A step that is saved again lies under its old mark until the new one is written: two saves, mixed."""
+    if not found.end_mark:
+        return
+    mark = entries[found.end_mark].mtime_ns
+    newest = max(entries, key=lambda name: entries[name].mtime_ns)
+    if entries[newest].mtime_ns - mark > NEWER_S * 1e9:
+        raise Broken(f"{newest} is newer than {found.end_mark}: saved again and not finished, or copied without times")
 
 
 def describe(found: Found, entries: Mapping[str, Entry], path: str) -> CheckpointView:

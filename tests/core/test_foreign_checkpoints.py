@@ -205,6 +205,28 @@ def test_unknown_checkpoints_are_not_no_checkpoints(view: dict[str, Any]) -> Non
     assert changed.reason.startswith("waiting: ")
 
 
+def test_one_that_may_still_be_written_is_waited_for_but_not_for_long() -> None:
+    view = RunView(attempt=1, checkpoints=(seen(10),), unsettled_paths=("/saves/step-20",))
+    for over_at, starts in ((ago(5), False), (ago(120), True)):
+        known_world = world(over(over_at=over_at), of=FOREIGN, checkpoints=[known(10, verified_at=NOW)])
+        assert bool(intents_of(plan_for(known_world, snapshot(view=view)), IntentKind.SUBMIT)) is starts
+
+
+def test_a_first_attempt_does_not_begin_at_0_beside_checkpoints_of_which_none_is_whole() -> None:
+    view = RunView(attempt=0, checkpoints=(broken(10), broken(20)))
+    plan = plan_for(world(of=FOREIGN), snapshot(view=view))
+    assert run_state(plan) == "held"
+    assert intents_of(plan, IntentKind.SUBMIT) == ()
+    released = replace(FOREIGN, released_at=ago(1))
+    assert len(intents_of(plan_for(world(of=released), snapshot(view=view)), IntentKind.SUBMIT)) == 1
+
+
+def test_the_first_save_of_a_first_attempt_may_be_cut_short() -> None:
+    view = RunView(attempt=1, checkpoints=(broken(10),))
+    plan = plan_for(world(over(), of=FOREIGN), snapshot(view=view))
+    assert len(intents_of(plan, IntentKind.SUBMIT)) == 1
+
+
 def test_a_folder_that_is_not_there_yet_is_no_checkpoint_to_a_run_that_never_had_one() -> None:
     plan = plan_for(world(of=FOREIGN), snapshot(view=RunView(attempt=0, has_checkpoint_folder=False)))
     assert len(intents_of(plan, IntentKind.SUBMIT)) == 1

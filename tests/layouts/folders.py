@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from supervisor.layouts.readback import Reading, read_back
 from supervisor.layouts.survey import Sight, Survey
 from supervisor.model import CheckpointView
 
+REST = (1_700_000_000, 1_700_000_000)
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 
 # fixture, the layout that it has, names of its two checkpoints (steps 2 and 4)
@@ -31,12 +33,31 @@ SEALED = [name for name in LAYOUTS if name != "huggingface"]
 
 def copy_of(fixture: str, target: Path) -> Path:
     """A copy that may be damaged, without Lightning's `last.ckpt` (a second copy of the newest)."""
-    copied = shutil.copytree(DATA / fixture, target / fixture.replace("/", "-"))
+    copied = graft(fixture, target / fixture.replace("/", "-"))
     last = copied / "last.ckpt"
     if last.is_dir():
         shutil.rmtree(last)
     last.unlink(missing_ok=True)
     return copied
+
+
+def graft(source: str | Path, target: Path) -> Path:
+    """Copy a file or folder of the fixtures to a name, as if all of it had been written at once, long ago."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if (DATA / source).is_dir():
+        shutil.copytree(DATA / source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy(DATA / source, target)
+    for path in (target, *target.rglob("*")):
+        os.utime(path, REST)
+    return target
+
+
+def rewrite(file: Path, data: bytes) -> None:
+    """Other content under the same times: what a medium does, and no writer."""
+    found = file.stat()
+    file.write_bytes(data)
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def look(folder: Path, layout: str = "auto", *, is_final: bool = True) -> Sight:
@@ -66,4 +87,4 @@ def payload_files(checkpoint: Path) -> list[Path]:
 
 def cut(file: Path, keep: float = 0.5) -> None:
     data = file.read_bytes()
-    file.write_bytes(data[: int(len(data) * keep)])
+    rewrite(file, data[: int(len(data) * keep)])

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from supervisor.layouts.survey import Survey
 from tests.layouts.folders import (
     DATA,
     LAYOUTS,
     SEALED,
     copy_of,
     cut,
+    graft,
     look,
     payload_files,
     read,
+    rewrite,
     view_of,
     whole_steps,
 )
@@ -25,16 +29,16 @@ ALL = sorted(LAYOUTS)
 
 
 @pytest.mark.parametrize("fixture", ALL)
-def test_what_the_framework_wrote_is_whole_and_of_its_step(fixture: str) -> None:
+def test_what_the_framework_wrote_is_whole_and_of_its_step(fixture: str, tmp_path: Path) -> None:
     layout = LAYOUTS[fixture][0]
-    views = [v for v in look(DATA / fixture, layout).views if not v.path.endswith("last.ckpt")]
+    views = look(copy_of(fixture, tmp_path), layout).views
     assert [(v.step, v.is_complete) for v in views] == [(2, True), (4, True)]
 
 
 @pytest.mark.parametrize("fixture", ALL)
-def test_auto_finds_the_layout_by_the_names(fixture: str) -> None:
+def test_auto_finds_the_layout_by_the_names(fixture: str, tmp_path: Path) -> None:
     layout = LAYOUTS[fixture][0].replace("torchtitan", "dcp")  # the same names as others give a plain one
-    sight = look(DATA / fixture)
+    sight = look(copy_of(fixture, tmp_path))
     assert (sight.layout, sight.notes) == (layout, ())
     assert {v.step for v in sight.views if v.is_complete} == {2, 4}
 
@@ -69,9 +73,9 @@ def test_an_empty_or_half_deleted_folder_leaves_the_older_one(fixture: str, tmp_
 
 
 @pytest.mark.parametrize("fixture", SEALED)
-def test_a_checkpoint_of_zip_files_is_read_back_against_checksums(fixture: str) -> None:
+def test_a_checkpoint_of_zip_files_is_read_back_against_checksums(fixture: str, tmp_path: Path) -> None:
     layout, _, newest = LAYOUTS[fixture]
-    reading = read(DATA / fixture, layout, newest)
+    reading = read(copy_of(fixture, tmp_path), layout, newest)
     assert (reading.is_whole, reading.unsealed) == (True, 0)
 
 
@@ -82,14 +86,14 @@ def test_a_flipped_byte_in_the_state_is_found_by_reading_back(fixture: str, tmp_
     for file in payload_files(folder / newest):
         whole = file.read_bytes()
         at = next(whole.index(word) for word in (b"ctorch", b"cargparse") if word in whole) + 1  # in its pickle
-        file.write_bytes(whole[:at] + b"O" + whole[at + 1 :])
+        rewrite(file, whole[:at] + b"O" + whole[at + 1 :])
         reading = read(folder, layout, newest)
         assert (reading.is_whole, "CRC32" in reading.detail) == (False, True), file.name
-        file.write_bytes(whole)
+        rewrite(file, whole)
 
 
-def test_safetensors_carry_no_checksum_and_the_reading_says_so() -> None:
-    reading = read(DATA / "huggingface", "huggingface", "checkpoint-4")
+def test_safetensors_carry_no_checksum_and_the_reading_says_so(tmp_path: Path) -> None:
+    reading = read(copy_of("huggingface", tmp_path), "huggingface", "checkpoint-4")
     assert reading.is_whole
     assert 0 < reading.unsealed < reading.size
     assert "no checksum" in reading.detail
@@ -117,14 +121,81 @@ def test_a_cut_metadata_file_is_no_commit_mark(keep: float, tmp_path: Path) -> N
 
 
 def test_files_of_a_larger_world_that_was_there_before_are_no_fault(tmp_path: Path) -> None:
+    """CK-10: only files that the metadata names count."""
     folder = copy_of("dcp", tmp_path)
     (folder / "step-4" / "__7_0.distcp").write_bytes(b"left over")
     assert whole_steps(folder, "dcp") == [2, 4]
 
 
+@pytest.mark.parametrize(
+    ("fixture", "mark"),
+    [
+        ("dcp", "step-4/.metadata"),
+        ("torchtitan/checkpoint", "step-4/.metadata"),
+        ("megatron-dist", "iter_0000004/metadata.json"),
+        ("huggingface", "checkpoint-4/trainer_state.json"),
+        ("lightning-sharded", "epoch=0-step=4.ckpt/meta.pt"),
+    ],
+)
+def test_a_step_that_is_saved_over_its_old_files_is_not_whole_until_its_mark_is_new(
+    fixture: str, mark: str, tmp_path: Path
+) -> None:
+    """CK-10: a mark that is older than the files that it stands for is refused."""
+    folder = copy_of(fixture, tmp_path)
+    now = time.time()
+    written = next(file for file in payload_files((folder / mark).parent) if file != folder / mark)
+    os.utime(written, (now, now))
+    assert whole_steps(folder, LAYOUTS[fixture][0]) == [2]
+    os.utime(folder / mark, (now, now))
+    assert whole_steps(folder, LAYOUTS[fixture][0]) == [2, 4]
+
+
+def test_a_link_to_the_latest_is_no_more_than_a_hint(tmp_path: Path) -> None:
+    """CK-02: it points to a save that has not ended; an older one is taken, and the link stays as it is."""
+    folder = copy_of("dcp", tmp_path)
+    (folder / "step-4" / ".metadata").unlink()
+    (folder / "latest").symlink_to("step-4")
+    assert whole_steps(folder, "auto") == [2]
+    assert (folder / "latest").readlink() == Path("step-4")
+
+
+def test_folders_of_empty_files_after_a_power_cut_are_passed_over(tmp_path: Path) -> None:
+    """CK-04."""
+    folder = copy_of("dcp", tmp_path)
+    for step in (6, 8):
+        graft("dcp/step-4", folder / f"step-{step}")
+        for file in (folder / f"step-{step}").iterdir():
+            rewrite(file, b"")
+    assert whole_steps(folder, "dcp") == [2, 4]
+
+
+def test_a_temporary_metadata_file_is_no_commit_mark(tmp_path: Path) -> None:
+    """CK-06."""
+    folder = copy_of("dcp", tmp_path)
+    (folder / "step-4" / ".metadata").rename(folder / "step-4" / ".metadata.tmp")
+    graft("dcp/step-4", folder / "step-6")
+    rewrite(folder / "step-6" / ".metadata", b"\x80\x04\x95garbage.")
+    assert whole_steps(folder, "dcp") == [2]
+
+
+@pytest.mark.parametrize(
+    ("fixture", "mark"),
+    [
+        ("dcp", "step-4-unfinished"),
+        ("lightning", "epoch=0-step=4-unfinished"),
+        ("lightning", "epoch=0-step=4.ckpt.unfinished"),
+    ],
+)
+def test_one_that_is_marked_as_unfinished_is_passed_over(fixture: str, mark: str, tmp_path: Path) -> None:
+    """CK-09: even when all of its files are there."""
+    folder = copy_of(fixture, tmp_path)
+    (folder / mark).touch()
+    assert whole_steps(folder, LAYOUTS[fixture][0]) == [2]
+
+
 @pytest.mark.parametrize("name", ["100", "step_100", "epoch-3-step-100", "ckpt100", "iter_100"])
 def test_a_distributed_checkpoint_may_have_any_name_that_ends_in_the_step(name: str, tmp_path: Path) -> None:
-    shutil.copytree(DATA / "dcp" / "step-4", tmp_path / name)
+    graft("dcp/step-4", tmp_path / name)
     assert whole_steps(tmp_path, "dcp") == [100]
 
 
@@ -132,14 +203,14 @@ def test_a_distributed_checkpoint_may_have_any_name_that_ends_in_the_step(name: 
 def test_torchtitans_last_save_of_the_weights_alone_is_nothing_to_resume_from(layout: str, tmp_path: Path) -> None:
     folder = copy_of("torchtitan/checkpoint", tmp_path)
     shutil.rmtree(folder / "step-4")
-    shutil.copytree(DATA / "torchtitan-weights" / "checkpoint" / "step-4", folder / "step-4")
+    graft("torchtitan-weights/checkpoint/step-4", folder / "step-4")
     assert whole_steps(folder, layout) == [2]
     assert "weights alone" in view_of(folder, layout, "step-4").detail
 
 
 def test_torchtitans_exported_weights_are_nothing_to_resume_from(tmp_path: Path) -> None:
     folder = copy_of("torchtitan/checkpoint", tmp_path)
-    shutil.copytree(DATA / "huggingface-sharded" / "checkpoint-2", folder / "step-6")
+    graft("huggingface-sharded/checkpoint-2", folder / "step-6")
     assert whole_steps(folder, "torchtitan") == [2, 4]
     assert "exported weights" in view_of(folder, "torchtitan", "step-6").detail
 
@@ -182,11 +253,8 @@ def test_a_pipeline_rank_that_did_not_save_is_missed(tmp_path: Path) -> None:
 def test_without_a_mark_a_fresh_torch_checkpoint_is_waited_for(tmp_path: Path) -> None:
     folder = copy_of("megatron", tmp_path)
     (folder / "latest_checkpointed_iteration.txt").unlink()
-    for file in payload_files(folder / "iter_0000004"):
-        os.utime(file)
-    for file in payload_files(folder / "iter_0000002"):
-        os.utime(file, (1, 1))
-    assert [v.is_complete for v in look(folder, "megatron", is_final=False).views] == [True, False]
+    first = look(folder, "megatron", is_final=False)
+    assert ([v.step for v in first.views], len(first.unsettled)) == ([], 2)
     assert [v.is_complete for v in look(folder, "megatron", is_final=True).views] == [True, True]
 
 
@@ -215,6 +283,21 @@ def test_zip_files_that_torch_wrote_without_checksums_are_not_called_verified(tm
     reading = read(tmp_path, "lightning", "step=7.ckpt")
     assert reading.is_whole
     assert reading.unsealed >= 4000
+
+
+@pytest.mark.parametrize("hours", [-1.0, 1.0])
+def test_rest_is_told_by_two_looks_and_no_clock_of_a_file_server(hours: float, tmp_path: Path) -> None:
+    """CK-15: file times may lie, in the future too; order is by step."""
+    folder, now = copy_of("megatron", tmp_path), [0.0]
+    (folder / "latest_checkpointed_iteration.txt").unlink()
+    for file in payload_files(folder / "iter_0000004"):
+        os.utime(file, (time.time() + hours * 3600,) * 2)
+    survey = Survey(clock=lambda: now[0])
+    steps = []
+    for at in (0.0, 3.0, 6.0):
+        now[0] = at
+        steps.append([v.step for v in survey.look(folder, "megatron", time.monotonic() + 30).views])
+    assert steps == [[], [], [2, 4]]
 
 
 # ---------------------------------------------------------------- Hugging Face
@@ -253,7 +336,7 @@ def test_deepspeed_states_inside_count_as_its_weights_and_optimizer(inside: str,
     newest = folder / "checkpoint-4"
     for name in ("optimizer.pt", "model.safetensors"):
         (newest / name).unlink()
-    shutil.copytree(DATA / inside / "global_step4", newest / "global_step4")
+    graft(f"{inside}/global_step4", newest / "global_step4")
     assert whole_steps(folder, "huggingface") == [2, 4]
     next(newest.rglob("*zero_pp_rank_1*optim_states.pt")).unlink()
     assert whole_steps(folder, "huggingface") == [2]
@@ -265,7 +348,7 @@ def test_sharded_states_inside_count_as_its_weights_and_optimizer(tmp_path: Path
     for name in ("optimizer.pt", "model.safetensors"):
         (newest / name).unlink()
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
-        shutil.copytree(DATA / "dcp" / "step-4", newest / name)
+        graft("dcp/step-4", newest / name)
     assert whole_steps(folder, "huggingface") == [2, 4]
     (newest / "optimizer_0" / ".metadata").unlink()
     assert whole_steps(folder, "huggingface") == [2]
@@ -275,8 +358,8 @@ def test_sharded_states_inside_count_as_its_weights_and_optimizer(tmp_path: Path
 
 
 def test_the_step_is_in_the_file_when_the_name_does_not_tell_it(tmp_path: Path) -> None:
-    shutil.copy(DATA / "lightning" / "epoch=0-step=4.ckpt", tmp_path / "best-loss=0.3.ckpt")
-    shutil.copytree(DATA / "lightning-sharded" / "epoch=0-step=2.ckpt", tmp_path / "other.ckpt")
+    graft("lightning/epoch=0-step=4.ckpt", tmp_path / "best-loss=0.3.ckpt")
+    graft("lightning-sharded/epoch=0-step=2.ckpt", tmp_path / "other.ckpt")
     assert whole_steps(tmp_path, "lightning") == [2, 4]
 
 
@@ -332,7 +415,7 @@ def test_a_universal_checkpoint_has_the_weights_of_each_parameter(tmp_path: Path
 
 def test_of_several_layouts_the_one_with_the_most_is_taken_and_told(tmp_path: Path) -> None:
     folder = copy_of("huggingface", tmp_path)
-    shutil.copy(DATA / "lightning" / "epoch=0-step=4.ckpt", folder / "x.ckpt")
+    graft("lightning/epoch=0-step=4.ckpt", folder / "x.ckpt")
     sight = look(folder)
     assert sight.layout == "huggingface"
     assert "lightning 1" in sight.notes[0]

@@ -51,10 +51,6 @@ def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
         put_checkpoint(draft, *barren)
     for warning in view.warnings:
         draft.tell(f"warned:{run.name}:{warning}", f"run {run.name}: {warning}", run=run.name)
-    broken = [v for v in view.checkpoints if not v.is_complete]
-    if broken and not ledger and len(broken) == len(view.checkpoints):
-        text = f"{len(broken)} checkpoints are there and none is whole: {broken[-1].detail}"
-        draft.tell(f"none-whole:{run.name}", f"run {run.name}: {text}", run=run.name)
     why = view.checkpoints_unknown
     if why and view.checkpoints_unknown_s >= _UNKNOWN_TELL_S:
         text = f"the checkpoint folder can't be looked at: {why}; no attempt is planned meanwhile"

@@ -146,6 +146,7 @@ def _why_unknown(draft: Draft, run: Run) -> str:
     if view is None or not foreign.is_foreign(run.spec.checkpoint):
         return ""
     why = foreign.why_unknown(view, draft.checkpoints(run.name))
+    why = why or foreign.why_unsettled(view, draft.last_attempt(run.name), draft.now)
     before = draft.runs[run.name]
     if why and before.reason != (text := f"waiting: {why}"):
         draft.put(replace(before, reason=text), text)
@@ -158,6 +159,12 @@ def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_r
     is_foreign = foreign.is_foreign(run.spec.checkpoint)
     choose = foreign.choose_foreign_resume if is_foreign else checkpoint_rules.choose_resume
     resume = choose(draft.checkpoints(run.name), run.spec.checkpoint, since=since)
+    view = draft.view(run.name)
+    if is_foreign and resume.checkpoint is None and view is not None and run.released_at is None:
+        none_whole = foreign.why_none_whole(view, draft.attempts(run.name))
+        if none_whole and not resume.read_back and not resume.is_lost:
+            hold(draft, run.name, f"{none_whole}. Take them away, or release the run to begin at 0")
+            return None
     if resume.is_lost:
         hold(draft, run.name, f"{resume.why}; starting at 0 by itself would throw the work away")
         return None
