@@ -435,7 +435,7 @@ def effective(
         raise BadSubmission("Script arguments not permitted with --wrap option")
     for option in (*found.script_options, *found.options):
         if name_of(option) == "nodes":
-            parse_node_count(value_of(option))
+            _check_node_count(value_of(option))
     if found.is_quiet and found.is_verbose:
         raise BadSubmission("don't specify both --verbose (-v) and --quiet (-Q)")
     return found
@@ -453,7 +453,7 @@ def parse_node_count(text: str) -> NodeCount:
     Raises:
         BadSubmission: in sbatch's words.
     """
-    if "," in text or ":" in text:
+    if _is_list(text):
         return _parse_sizes(text)
     least, dash, most = text.partition("-")
     first = 1 if dash and not least.strip() else _parse_size(least)
@@ -472,8 +472,27 @@ def _parse_size(text: str) -> int:
     return size
 
 
+def _is_list(text: str) -> bool:
+    return "," in text or ":" in text
+
+
+def _check_node_count(text: str) -> None:
+    """As `parse_node_count`, without its work: a script may have thousands of such lines, of which one counts."""
+    if _is_list(text):
+        _parse_ranges(text)
+    else:
+        parse_node_count(text)
+
+
 def _parse_sizes(text: str) -> NodeCount:
     sizes: set[int] = set()
+    for listed in _parse_ranges(text):
+        sizes.update(listed)
+    return NodeCount(least=min(sizes), most=max(sizes), sizes=tuple(sorted(sizes)))
+
+
+def _parse_ranges(text: str) -> list[range]:
+    ranges: list[range] = []
     for part in text.split(","):
         found = _LISTED.fullmatch(part.strip())
         if found is None:
@@ -482,8 +501,10 @@ def _parse_sizes(text: str) -> NodeCount:
         step = int(found[3] or 1)
         if last < first or last > _MAX_LISTED or step < 1:
             raise _no_count(text)
-        sizes.update(range(first, last + 1, step))
-    return NodeCount(least=min(sizes), most=max(sizes), sizes=tuple(sorted(sizes)))
+        ranges.append(range(first, last + 1, step))
+    if sum(map(len, ranges)) > _MAX_LISTED:
+        raise _no_count(text)
+    return ranges
 
 
 def _no_count(text: str) -> BadSubmission:

@@ -38,7 +38,9 @@ from trainer import contract
 MAX_SCRIPT_BYTES = 512 * 1024
 MAX_ENVIRONMENT_BYTES = 256 * 1024
 MAX_WORDS = 10_000
+MAX_WORDS_CHARS = 128 * 1024
 _MAX_PATH_CHARS = 4096
+_MAX_LINE_CHARS = 16 * 1024  # a longer one takes long to read
 _MAX_NAME_CHARS = 90  # of a run, so that "-2" and the like still fit
 _ROOT = ".supervisor"
 _EXPORTED = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,])+""")  # parts of --export, between commas that stand outside quotes
@@ -109,6 +111,8 @@ def check_sizes(handed: Handed) -> None:
         raise NotSupervised(
             f"the environment is larger than {MAX_ENVIRONMENT_BYTES // 1024} KiB: submit from a smaller one (env -i)"
         )
+    if sum(len(word) + 1 for word in handed.words) > MAX_WORDS_CHARS:
+        raise NotSupervised(f"options and arguments are longer than {MAX_WORDS_CHARS // 1024} KiB")
     texts = (*handed.words, *handed.environment, *handed.environment.values(), handed.path, handed.cwd)
     if any("\0" in text for text in texts):
         raise NotSupervised("a NUL character can't stand in a word or in the environment")
@@ -164,6 +168,8 @@ def _read_wanted(handed: Handed, words: tuple[str, ...]) -> tuple[Effective, str
             raise NotSupervised("the text handed in is not what --wrap makes")
         return wanted, handed.text
     text = check_text(handed.text.encode("utf-8", "surrogateescape"))
+    if any(len(line) > _MAX_LINE_CHARS for line in text.split("\n") if line.startswith("#S")):
+        raise NotSupervised(f"an #SBATCH or #SUPERVISE line is longer than {_MAX_LINE_CHARS} characters")
     name = handed.path.rpartition("/")[2] if line.script else "stdin"
     return effective(line, variables, parse_directives(text, name=name)), text
 

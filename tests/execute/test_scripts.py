@@ -126,6 +126,7 @@ def test_without_a_number_of_nodes_slurm_works_it_out() -> None:
         (["--supervise-stall-s=-1", "train.sh"], TEXT, "seconds"),
         (["train.sh"], TEXT.replace("echo", "#SUPERVISE --min-nodes=x\necho"), "whole number"),
         (["train.sh"], TEXT.replace("echo", "#SUPERVISE --dry-run\necho"), "line 3"),
+        (["train.sh"], TEXT.replace("echo", f"#SBATCH {'-Jx ' * 9000}\necho"), "line is longer than"),
     ],
 )
 def test_what_cannot_be_supervised_is_refused_with_the_reason(words: list[str], text: str, part: str) -> None:
@@ -147,6 +148,13 @@ def test_what_sbatch_would_refuse_is_refused_in_its_words(text: str, part: str) 
         read(text=text)
     assert caught.value.stderr.startswith("sbatch: ")
     assert caught.value.exit_code in {1, 255}
+
+
+def test_a_list_of_sizes_that_takes_long_to_spell_out_is_none() -> None:
+    """The daemon reads what anybody hands in: no request may hold its loop up."""
+    text = TEXT.replace("echo", "#SBATCH --nodes=1-65536,1-65536\n" * 1000 + "echo")
+    with pytest.raises(BadSubmission, match="not a valid node count"):
+        read("-N1", "train.sh", text=text)
 
 
 def test_supervision_options_behind_the_script_are_its_arguments() -> None:
@@ -192,6 +200,7 @@ def test_variables_of_sbatch_count_below_the_command_line() -> None:
         {"argv": "train.sh"},
         {"argv": [1]},
         {"argv": ["a\0b"]},
+        {"argv": ["a" * 140_000]},
         {"argv": ["\udcff"]},
         {"script": TEXT + "\ud800"},
         {"environment": {"A": "\ud800"}},
