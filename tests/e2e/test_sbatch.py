@@ -203,6 +203,11 @@ def test_without_a_daemon_nothing_is_submitted_and_nothing_is_left(open_stage: O
     assert "plain sbatch would run it unsupervised" in ended.stderr
     assert ann.stage.jobs() == ()
     assert not (ann.home / ".supervisor").exists()
+    orphan = ann.stage.directory / "submissions/orphan.json"  # of a daemon that died before it committed the run
+    orphan.parent.mkdir()
+    orphan.touch()
+    ann.stage.start_daemon()
+    ann.stage.wait("removal of what no run needs", lambda: not orphan.exists())
 
 
 # Saves as transformers does: the folder, its state last. Begins behind the step that it is told.
