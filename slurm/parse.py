@@ -148,7 +148,9 @@ class _SqueueReader:
 def read_reason(text: str) -> str:
     """Why a job waits or ended, without brackets; empty for Slurm's "None"."""
     text = text.strip()
-    return "" if text == "None" else plain_text(text).strip("()")
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    return "" if text == "None" else plain_text(text)
 
 
 _SACCT_COLUMNS = (

@@ -539,3 +539,16 @@ def test_free_text_comes_back_as_it_was_given(name: str, comment: str) -> None:
     assert (job.job_id, job.state, job.nodes) == (55, JobState.RUNNING, ("gpu01", "gpu02"))
     if comment.strip() not in {"(null)", "N/A"}:
         assert job.comment == comment.strip()
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("(Resources)", "Resources"),
+        ("RaisedSignal:9(Killed)", "RaisedSignal:9(Killed)"),
+        ("(ReqNodeNotAvail, UnavailableNodes:gpu[03-04])", "ReqNodeNotAvail, UnavailableNodes:gpu[03-04]"),
+        ("None", ""),
+    ],
+)
+def test_a_reason_loses_the_brackets_around_it_and_none_of_its_own(printed: str, reason: str) -> None:
+    assert parse.read_reason(printed) == reason
