@@ -23,6 +23,7 @@ from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
+from supervisor.core.attempts import is_own
 from supervisor.joblog import find_shared_log
 from supervisor.model import (
     Attempt,
@@ -61,6 +62,7 @@ _NEEDS_SLURM = frozenset({IntentKind.CANCEL, IntentKind.CLAIM, IntentKind.SUBMIT
 _WAITS_IN_PAUSE = frozenset({IntentKind.SUBMIT, IntentKind.DRAIN, IntentKind.PRUNE})  # meant before the pause
 _RETRY_MAX_S = 60.0
 _NOTIFY_TIMEOUT_S = 10.0
+_CANCEL_FRESH_S = 5.0  # a cancel that was meant longer ago looks first whose job has the number now
 _READ_DEADLINE_S = 2.0
 _SAYS_CHARS = 4000
 
@@ -149,7 +151,7 @@ class Executor:
                     attempts = world.attempts.get(intent.run, ())
                     return self._submit(intent, run, attempt, attempts, is_paused=_is_paused(intent, world))
                 case IntentKind.CANCEL:
-                    return self._cancel(intent)
+                    return self._cancel(intent, world)
                 case IntentKind.CLAIM:
                     return self._claim(intent, run, _find_attempt(world, intent))
                 case IntentKind.DRAIN:
@@ -341,11 +343,20 @@ class Executor:
         )
         return Outcome(state=IntentState.DONE, text=f"job {intent.job_id} carries our token")
 
-    def _cancel(self, intent: Intent) -> Outcome:
+    def _cancel(self, intent: Intent, world: World) -> Outcome:
+        age_s = (self._clock.now() - intent.created_at).total_seconds()
+        if (intent.tries > 0 or age_s > _CANCEL_FRESH_S) and self._is_anothers(intent, _find_attempt(world, intent)):
+            return Outcome(state=IntentState.DONE, text=f"gone: the number {intent.job_id} is another job's now")
         self._mark(intent)
         if intent.job_id is not None:
             self._client.cancel(intent.job_id)
         return Outcome(state=IntentState.DONE, text="cancelled")
+
+    def _is_anothers(self, intent: Intent, attempt: Attempt | None) -> bool:
+        """A controller that came back without its state gives out the same numbers again while we waited for it."""
+        jobs = {job.job_id: job for job in self._client.fetch_jobs().jobs}
+        job = jobs.get(intent.job_id or 0)
+        return job is not None and attempt is not None and not is_own(job, attempt)
 
     def _drain(self, intent: Intent, world: World) -> Outcome:
         """Read, drain, read back. A drain that someone else set is never changed."""

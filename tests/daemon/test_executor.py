@@ -358,6 +358,21 @@ def test_a_cancel_without_an_answer_is_tried_again(bench: Bench) -> None:
     assert (bench.intent.state, bench.slurm.job(1).is_live) == (IntentState.DONE, False)
 
 
+def test_a_number_that_somebody_else_has_got_while_slurm_was_away_is_not_cancelled(bench: Bench) -> None:
+    """A controller that lost its state begins at job 1 again."""
+    submit(bench)
+    bench.settle()
+    bench.mean(Intent(kind=IntentKind.CANCEL, key="cancel:1", reason="over", run="gpt", attempt=1, job_id=1))
+    bench.settle(is_slurm_answering=False)
+    theirs = replace(bench.slurm.request_of(1), token="", job_name="theirs")
+    bench.slurm._jobs.clear()
+    bench.slurm.next_job_id = 1
+    assert bench.slurm.add_job(theirs, user="bob") == 1
+    bench.after(60)
+    assert bench.intent.state is IntentState.DONE
+    assert bench.slurm.job(1).is_live
+
+
 # ---------------------------------------------------------------- drain
 
 
