@@ -56,6 +56,7 @@ class CheckpointView:
     is_rejected_by_nodes: bool = False  # VERIFIED.json says not ok
     detail: str = ""
     stamp: str = ""  # of a checkpoint whose name holds no attempt: another stamp, another publication
+    is_unfinished: bool = False  # it never was a whole one: its save did not end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

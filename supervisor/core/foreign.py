@@ -62,9 +62,13 @@ def why_unsettled(view: RunView, last: Attempt | None, now: datetime) -> str:
 
 
 def why_none_whole(view: RunView, attempts: Sequence[Attempt]) -> str:
-    """Why a first attempt must not begin at 0: something lies there that looks like checkpoints, and none is whole."""
-    broken = [v for v in view.checkpoints if not v.is_complete]
-    if attempts or not broken or len(broken) < len(view.checkpoints):
+    """Why a first attempt must not begin at 0: checkpoints lie there, and none is whole.
+
+    Saves that did not end are left out: they never were checkpoints.
+    """
+    there = [v for v in view.checkpoints if not v.is_unfinished]
+    broken = [v for v in there if not v.is_complete]
+    if attempts or not broken or len(broken) < len(there):
         return ""
     return f"{len(broken)} checkpoints are there and none is whole; the newest: {broken[-1].detail}"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from supervisor.layouts.found import Candidate, Found, Piece
 from supervisor.layouts.metadata import MAX_METADATA_BYTES, Item, Metadata, read_metadata
-from supervisor.layouts.tree import Broken, Tree
+from supervisor.layouts.tree import Broken, Tree, Unfinished
 
 METADATA_NAME = ".metadata"
 PATTERN = ""
@@ -32,8 +32,11 @@ def inspect(tree: Tree, candidate: Candidate) -> Found:
 def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piece, ...], Metadata]:
     """(files, pieces, metadata) of a folder that torch.distributed.checkpoint.save has written."""
     path = f"{folder}/{METADATA_NAME}"
+    entry = tree.entry(folder)
+    if entry is not None and entry.kind == "file":
+        raise Unfinished(f"{folder} is a file, and no checkpoint")  # many names end in a number
     if tree.entry(path) is None:
-        raise Broken(f"{path} is missing: it is written last")
+        raise Unfinished(f"{path} is missing: it is written last")
     metadata = tree.once("metadata", path, lambda: _read(tree, path))
     by_file: dict[str, list[Item]] = defaultdict(list)
     for item in metadata.items:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from supervisor.layouts import torchfile
 from supervisor.layouts.found import Candidate, Found
 from supervisor.layouts.scalars import find_numbers_in_file
-from supervisor.layouts.tree import Broken, Tree
+from supervisor.layouts.tree import Broken, Tree, Unfinished
 
 PATTERN = r"step=(\d+)"
 LATEST_NAME = "latest"
@@ -47,7 +47,7 @@ def check_latest(tree: Tree, candidate: Candidate) -> str:
     if not found or not tree.is_folder(name):
         return f'{LATEST_NAME} names "{name[:40]}", which is not there'
     if candidate.step is not None and candidate.step > int(found[1]):
-        raise Broken(f"{candidate.name} is newer than {name}, which {LATEST_NAME} names: its save did not end")
+        raise Unfinished(f"{candidate.name} is newer than {name}, which {LATEST_NAME} names: its save did not end")
     return ""
 
 
@@ -58,7 +58,7 @@ def inspect_folder(tree: Tree, folder: str, step: int, note: str = "") -> Found:
     if not models:
         if tree.is_folder(f"{folder}/zero"):
             return _inspect_universal(tree, folder, step, note)
-        raise Broken(f"{folder} holds no model states")
+        raise Unfinished(f"{folder} holds no model states")
     said = find_numbers_in_file(tree, f"{folder}/{models[min(models, key=str)]}", _SIZES)
     _check_ranks(folder, models, [_OPTIMIZER.fullmatch(name) for name in names], said)
     pieces = tuple(torchfile.to_piece(tree, f"{folder}/{name}") for name in names)

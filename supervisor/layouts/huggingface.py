@@ -9,7 +9,7 @@ import msgspec
 
 from supervisor.layouts import dcp, deepspeed, safetensors, torchfile
 from supervisor.layouts.found import Candidate, Found, Piece
-from supervisor.layouts.tree import Broken, Tree
+from supervisor.layouts.tree import Broken, Tree, Unfinished
 
 PATTERN = ""
 STATE_NAME = "trainer_state.json"
@@ -38,7 +38,7 @@ def inspect(tree: Tree, candidate: Candidate) -> Found:
     folder = candidate.name
     path = f"{folder}/{STATE_NAME}"
     if tree.entry(path) is None:
-        raise Broken(f"{path} is missing: it is written last")
+        raise Unfinished(f"{path} is missing: it is written last")
     try:
         step = msgspec.json.decode(tree.read(path, MAX_STATE_BYTES), type=_State).global_step
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from supervisor.layouts import dcp, deepspeed, torchfile
 from supervisor.layouts.found import Candidate, Found
 from supervisor.layouts.scalars import find_numbers_in_file
-from supervisor.layouts.tree import Broken, Tree
+from supervisor.layouts.tree import Broken, Tree, Unfinished
 
 PATTERN = ""
 META_NAME = "meta.pt"
@@ -46,7 +46,9 @@ def _inspect_folder(tree: Tree, candidate: Candidate) -> Found:
         step = _find_step(tree, candidate, next(path for path in found.files if path.endswith("model_states.pt")))
         return Found(step=step, files=found.files, pieces=found.pieces, note=found.note, has_end_mark=False)
     files, pieces, _ = dcp.inspect_folder(tree, name)
-    meta = f"{name}/{META_NAME}"  # written after the shards
+    meta = f"{name}/{META_NAME}"
+    if tree.entry(meta) is None:
+        raise Unfinished(f"{meta} is missing: it is written last")
     piece = torchfile.to_piece(tree, meta)
     step = _find_step(tree, candidate, meta)
     return Found(step=step, files=(*files, meta), pieces=(*pieces, piece), end_mark=meta)

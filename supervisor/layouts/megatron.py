@@ -15,7 +15,7 @@ import msgspec
 from supervisor.layouts import dcp, torchfile
 from supervisor.layouts.found import Candidate, Found, Piece
 from supervisor.layouts.scalars import find_numbers_in_file
-from supervisor.layouts.tree import Broken, Tree
+from supervisor.layouts.tree import Broken, Tree, Unfinished
 
 PATTERN = r"iteration\s+(\d+)/"
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
@@ -56,7 +56,7 @@ def _check_tracker(tree: Tree, candidate: Candidate) -> str:
     if not tree.is_folder(f"iter_{step:07d}"):
         return f"{TRACKER_NAME} names {step}, which is not there"
     if candidate.step is not None and candidate.step > step:
-        raise Broken(f"{candidate.name} is newer than {step}, which {TRACKER_NAME} names: its save did not end")
+        raise Unfinished(f"{candidate.name} is newer than {step}, which {TRACKER_NAME} names: its save did not end")
     return ""
 
 
@@ -98,7 +98,7 @@ def _check_sizes(tree: Tree, folder: str, path: str, ranks: list[tuple[str | Non
 def _inspect_distributed(tree: Tree, candidate: Candidate, names: Sequence[str], note: str) -> Found:
     folder = candidate.name
     if "metadata.json" not in names:
-        raise Broken(f"{folder}/metadata.json is missing: it is written last")
+        raise Unfinished(f"{folder}/metadata.json is missing: it is written last")
     try:
         backend = msgspec.json.decode(tree.read(f"{folder}/metadata.json", 65536), type=_Config).sharded_backend
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):

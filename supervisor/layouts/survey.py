@@ -15,7 +15,7 @@ import xxhash
 from supervisor.jobfiles import NotAFile, open_folder
 from supervisor.layouts.found import Candidate, Found
 from supervisor.layouts.registry import AUTO, LAYOUTS, Layout, choose
-from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, to_entry
+from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, Unfinished, to_entry
 from supervisor.model import CheckpointView
 
 MAX_NAMES = 20_000
@@ -196,7 +196,7 @@ class _Look:
             _refuse_older_mark(found, entries)
         except Broken as error:
             del self._memory.partial[candidate.name]
-            return replace(view, detail=str(error)[:500]), False
+            return replace(view, detail=str(error)[:500], is_unfinished=isinstance(error, Unfinished)), False
         del self._memory.partial[candidate.name]
         view = describe(found, entries, path)
         return view, found.has_end_mark
@@ -207,7 +207,7 @@ def _refuse_marked(names: Collection[str], name: str) -> None:
     marked = [f"{base}{mark}" for base in (name, name.removesuffix(".ckpt")) for mark in UNFINISHED]
     found = next((mark for mark in marked if mark in names), None)
     if found is not None:
-        raise Broken(f"{found} says that it is not finished")
+        raise Unfinished(f"{found} says that it is not finished")
 
 
 def _refuse_older_mark(found: Found, entries: Mapping[str, Entry]) -> None:

@@ -1,6 +1,7 @@
 """Read access to a folder of checkpoints: bounded, no link followed, nothing but regular files opened.
 
 Broken       what lies there is no whole checkpoint; the message says what is wrong
+Unfinished   and it never was one: its save did not end
 OutOfTime    the look was cut short: nothing is known, and what was learnt so far shortens the next look
 """
 
@@ -24,6 +25,10 @@ MAX_NAMES = 200_000  # in one folder of one checkpoint: one file per rank, and m
 
 class Broken(Exception):
     """What lies there is no whole checkpoint."""
+
+
+class Unfinished(Broken):
+    """A save that did not end: what lies there never was a checkpoint."""
 
 
 class OutOfTime(Exception):

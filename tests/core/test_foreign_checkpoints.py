@@ -221,6 +221,11 @@ def test_a_first_attempt_does_not_begin_at_0_beside_checkpoints_of_which_none_is
     assert len(intents_of(plan_for(world(of=released), snapshot(view=view)), IntentKind.SUBMIT)) == 1
 
 
+def test_saves_that_did_not_end_are_left_over_and_hold_nothing_up() -> None:
+    view = RunView(attempt=0, checkpoints=(replace(broken(10), is_unfinished=True),))
+    assert len(intents_of(plan_for(world(of=FOREIGN), snapshot(view=view)), IntentKind.SUBMIT)) == 1
+
+
 def test_the_first_save_of_a_first_attempt_may_be_cut_short() -> None:
     view = RunView(attempt=1, checkpoints=(broken(10),))
     plan = plan_for(world(over(), of=FOREIGN), snapshot(view=view))

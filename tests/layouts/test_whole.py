@@ -110,6 +110,24 @@ def test_a_checkpoint_that_was_written_again_is_not_the_one_that_is_read_back(tm
     assert read_back(folder / "step-4", "dcp", stamp).is_whole is None
 
 
+@pytest.mark.parametrize(
+    ("fixture", "mark"),
+    [
+        ("dcp", "step-4/.metadata"),
+        ("megatron-dist", "iter_0000004/metadata.json"),
+        ("huggingface", "checkpoint-4/trainer_state.json"),
+        ("lightning-sharded", "epoch=0-step=4.ckpt/meta.pt"),
+    ],
+)
+def test_a_save_that_did_not_end_is_told_from_a_damaged_checkpoint(fixture: str, mark: str, tmp_path: Path) -> None:
+    layout, _, newest = LAYOUTS[fixture]
+    folder = copy_of(fixture, tmp_path)
+    cut(folder / mark, 0.5)
+    assert not view_of(folder, layout, newest).is_unfinished
+    (folder / mark).unlink()
+    assert view_of(folder, layout, newest).is_unfinished
+
+
 # ---------------------------------------------------------------- distributed checkpoints
 
 
@@ -197,6 +215,12 @@ def test_one_that_is_marked_as_unfinished_is_passed_over(fixture: str, mark: str
 def test_a_distributed_checkpoint_may_have_any_name_that_ends_in_the_step(name: str, tmp_path: Path) -> None:
     graft("dcp/step-4", tmp_path / name)
     assert whole_steps(tmp_path, "dcp") == [100]
+
+
+def test_a_file_whose_name_ends_in_a_number_is_no_damaged_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1700000000").write_text("log")
+    (view,) = look(tmp_path, "auto").views
+    assert (view.is_complete, view.is_unfinished) == (False, True)
 
 
 @pytest.mark.parametrize("layout", ["torchtitan", "auto"])
