@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.commands import escape_pattern
+from slurm.values import parse_duration_s
 
 LAUNCHER_MODULE = "trainer.launch"
 
@@ -60,6 +61,19 @@ def render_batch_script(
         },
     )
     return _without_signal(text) if "signal" not in (options or {}) else text
+
+
+def render_warning(warn_s: int, time_limit: str | None) -> tuple[str, ...]:
+    """The option of sbatch that has the batch script, here the launcher, warned so long before the time limit.
+
+    Without a limit of the job's own too: its partition may have one, and `preempt_send_user_signal` has Slurm send the
+    signal ahead of a preemption. Slurm looks every 30 s and sends it up to 60 s early, so of a short limit a quarter is
+    the most: else it would come as the job begins.
+    """
+    limit_s = parse_duration_s(time_limit) if time_limit is not None else None
+    if limit_s is not None:
+        warn_s = min(warn_s, limit_s // 4)
+    return (f"--signal=B:USR1@{warn_s}",) if warn_s > 0 else ()
 
 
 def _without_signal(text: str) -> str:

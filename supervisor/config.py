@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from supervisor.model import DrainPolicy, Policy, RunSpec
+from supervisor.model import MAX_WARNING_S, DrainPolicy, Policy, RunSpec
 from supervisor.sbatch_options import option_problem
 from supervisor.tomlfile import (
     ConfigError,
@@ -485,6 +485,10 @@ def _slurm_problems(spec: RunSpec) -> Iterator[Problem]:
     yield (
         slurm.gpus_per_node is not None and slurm.gpus_per_node < 1,
         f"[slurm] gpus_per_node must be at least 1, not {slurm.gpus_per_node}; leave it out for none",
+    )
+    yield (
+        not 0 <= slurm.warn_before_limit_s <= MAX_WARNING_S,
+        f"[slurm] warn_before_limit_s must lie between 0 (no warning) and {MAX_WARNING_S}: {slurm.warn_before_limit_s}",
     )
     for option in slurm.options:
         problem = option_problem(option)

@@ -18,7 +18,7 @@ import structlog
 
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable
-from slurm.submission import render_batch_script
+from slurm.submission import render_batch_script, render_warning
 from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
@@ -289,7 +289,7 @@ class Executor:
             time_limit=spec.slurm.time_limit,
             gpus_per_node=spec.slurm.gpus_per_node,
             exclude=attempt.exclude,
-            options=spec.slurm.options,
+            options=(*render_warning(spec.slurm.warn_before_limit_s, spec.slurm.time_limit), *spec.slurm.options),
             identity=None if uid is None or gid is None else Identity(uid=uid, gid=gid),
         )
 

@@ -61,8 +61,11 @@ class SlurmSpec:
     qos: str | None = None  # as --qos
     time_limit: str | None = None  # as --time, e.g. "2-00:00:00"
     gpus_per_node: int | None = None  # as --gpus-per-node
+    warn_before_limit_s: int = 120  # so long before its limit the training is asked to save and end; 0: never
     options: tuple[str, ...] = ()  # further options of sbatch, as it takes them
 
+
+MAX_WARNING_S = 65_535  # what sbatch --signal takes
 
 LAYOUTS = ("supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface", "lightning", "deepspeed")
 Layout = Literal["supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface", "lightning", "deepspeed"]

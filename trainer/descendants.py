@@ -65,13 +65,52 @@ def kill_descendants(limit_s: float = KILL_LIMIT_S) -> list[int]:
         time.sleep(0.01)
 
 
-def signal_workers(number: int, runner_pid: int) -> None:
-    """Send a signal to the training processes: torchrun's children that carry a local rank."""
-    for pid, parent in read_parents().items():
-        if parent == runner_pid:
-            with contextlib.suppress(OSError):
-                if b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+def signal_workers(number: int, runner_pid: int, *, workers: int, told: set[int]) -> bool:
+    """Send a signal to each training process that takes it; True when none of `workers` is left to be told.
+
+    A worker is torchrun's child that carries a local rank. One that would die of the signal is not told: it may still
+    be importing, and the next call finds it ready; or it is a shell around the training, which then is told itself.
+    `told`: who has had it; grows.
+    """
+    parents = read_parents()
+    done = 0
+    for worker in [pid for pid, parent in parents.items() if parent == runner_pid and _is_worker(pid)]:
+        takers = _find_takers(number, worker, parents)
+        for pid in takers:
+            if pid not in told:
+                told.add(pid)
+                with contextlib.suppress(OSError):
                     os.kill(pid, number)
+        done += bool(takers)
+    return done >= workers
+
+
+def _is_worker(pid: int) -> bool:
+    try:
+        return b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _find_takers(number: int, worker: int, parents: Mapping[int, int]) -> list[int]:
+    """The worker, or the nearest processes below it, that have a use for the signal."""
+    front = [worker]
+    while front:
+        takers = [pid for pid in front if takes_signal(pid, number)]
+        if takers:
+            return takers
+        front = [pid for pid, parent in parents.items() if parent in front]
+    return []
+
+
+def takes_signal(pid: int, number: int) -> bool:
+    """True when a process has a handler for the signal, or waits for it with sigwait or a signalfd."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    masks = dict(line.split(":\t", 1) for line in text.splitlines() if line.startswith(("SigCgt:", "SigBlk:")))
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
 
 
 def has_children(pid: int) -> bool:

@@ -74,6 +74,7 @@ class Limits:
     peer_grace_s: float = 5.0  # after the first failure the others may end by themselves, with their own evidence
     silent_s: float = 60.0  # a silent node that nobody acted upon ends the step
     kill_s: float = 6.0  # for the nodes to kill their ranks and say so
+    terminated_s: float = 0.5  # nodes got SIGTERM and we did not: Slurm means to, or has left them time to save
     step_end_s: float = 5.0  # for srun to end after its nodes did
     # slurmstepd tells srun how its task ended. When nobody listens it tries again for 2 s, and its node stays
     # COMPLETING for as long: the next attempt would wait for it.
@@ -220,6 +221,9 @@ class Launcher:
         self._seq = 0
         self._reported: tuple[float, object] = (0.0, None)
         self._signals: list[int] = []
+        self._requests: list[int] = []  # signals for the training: save and exit
+        self._terminated_at: float | None = None  # the first node said that it got SIGTERM
+        self._is_grace = False
         self._phase = "starting"
 
     def run(self) -> int:
@@ -240,6 +244,7 @@ class Launcher:
         self._look_at_srun()
         self._look_for_dead_agents()
         verdict = self._take_signals() or self._look_for_silence()
+        self._look_for_grace()
         if verdict is None:
             verdict = self._decide_start() if self._go is None else self._look_at_ends()
         self._report()
@@ -356,6 +361,8 @@ class Launcher:
                 node.connected_at = node.beat_at
                 self._note("node.connected", node.name)
             self._tell_place(node.name)
+            for count in range(len(self._requests)):
+                self._tell_request(node.name, count)
             return
         self._take_message(node, event.message)
 
@@ -384,6 +391,9 @@ class Launcher:
             )
         elif kind == "event":
             self._take_event(node, message)
+        elif kind == "terminated":
+            self._note("node.terminated", node.name)
+            self._take_termination(node.name)
 
     def _take_event(self, node: _Node, message: Message) -> None:
         event, at = message.get("event"), message.get("time")
@@ -637,14 +647,40 @@ class Launcher:
         received, self._signals = self._signals, []
         for number in received:
             if number in (signal.SIGUSR1, signal.SIGUSR2):
-                for name in self._nodes:
-                    self._server.send(name, {"type": "signal", "number": number})
+                self._request_save(number, signal.Signals(number).name)
             elif number in (signal.SIGTERM, signal.SIGINT):
                 silent = sorted(self._silent_since, key=self._silent_since.__getitem__)
                 evidence = f"; silent: {', '.join(silent)}" if silent else ""
                 reason = f"the launcher received {signal.Signals(number).name}{evidence}"
                 return Verdict(exit_code=128 + number, reason=reason, node=silent[0] if silent else None)
         return None
+
+    def _request_save(self, number: int, why: str) -> None:
+        """Have the training save and end; one that has not begun is told as it begins."""
+        print(f"trainer.launch: {why}: the training is asked to save and end", file=sys.stderr, flush=True)
+        self._note("save.requested")
+        self._requests.append(number)
+        for name in self._nodes:
+            self._tell_request(name, len(self._requests) - 1)
+
+    def _tell_request(self, name: str, count: int) -> None:
+        self._server.send(name, {"type": "signal", "number": self._requests[count], "count": count + 1})
+
+    def _take_termination(self, name: str) -> None:
+        if self._phase == "ending":
+            self._server.send(name, {"type": "kill", "reason": "the job ends"})
+        elif self._is_grace:  # said already; this node needs to hear it, as it waits for our word
+            self._tell_request(name, len(self._requests) - 1)
+        elif self._terminated_at is None:
+            self._terminated_at = time.monotonic()
+
+    def _look_for_grace(self) -> None:
+        """SIGTERM to the nodes but not to us: a preemption that leaves time (GraceTime). What is left is for saving."""
+        if self._terminated_at is None or self._is_grace:
+            return
+        if time.monotonic() - self._terminated_at > self._limits.terminated_s:
+            self._is_grace = True
+            self._request_save(signal.SIGUSR1, "SIGTERM to the nodes, not to the job: it is about to be preempted")
 
 
 def _integer(value: object) -> int:

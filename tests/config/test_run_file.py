@@ -167,6 +167,11 @@ def test_every_form_of_slurms_time_limit_is_taken(limit: str) -> None:
     assert parse_run_file(f'{GOOD}[slurm]\ntime_limit = "{limit}"\n', path=HERE).slurm.time_limit == limit
 
 
+@pytest.mark.parametrize("value", ["-1", "65536"])
+def test_a_warning_that_sbatch_cant_be_asked_for_is_refused(value: str) -> None:
+    assert "[slurm] warn_before_limit_s" in refusal(f"{GOOD}[slurm]\nwarn_before_limit_s = {value}\n")
+
+
 REFUSED = """
 --job-name=x -Jx --comment=x --dependency=singleton -dafterok:1 --requeue --array=0-3 -a0-3 --nodes=3 -N3 --nod=3
 --parsable --wait -W --output=x -ox --error=x -n4 --exclude=n1 -xn1 --nodelist=n1 -wn1 --export=ALL --uid=0 --chdir=/

@@ -23,6 +23,7 @@ class OpenStage(Protocol):
         sweep: str = NO_SWEEP,
         has_torch: bool = False,
         is_up: bool = True,
+        extra_conf: str = "",
     ) -> Stage: ...
 
 
@@ -39,8 +40,11 @@ def open_stage(tmp_path: Path) -> Iterator[OpenStage]:
             sweep: str = NO_SWEEP,
             has_torch: bool = False,
             is_up: bool = True,
+            extra_conf: str = "",
         ) -> Stage:
-            sandbox = stack.enter_context(Sandbox.start(nodes=nodes, mode=mode, directory=tmp_path / "sandbox"))
+            sandbox = stack.enter_context(
+                Sandbox.start(nodes=nodes, mode=mode, directory=tmp_path / "sandbox", extra_conf=extra_conf)
+            )
             stage = Stage(tmp_path / "stage", sandbox, sweep=sweep.format(scratch=sandbox.scratch), has_torch=has_torch)
             stack.callback(stage.close)
             stages.append(stage)
