@@ -92,12 +92,13 @@ def fold_foreign(
         before = by_path.get(seen.path, [])
         if not seen.is_complete:
             old += _broken(before, seen)
-        elif not any(c.stamp == seen.stamp for c in before):
+        elif not any((c.stamp, c.step) == (seen.stamp, seen.step) for c in before):
             old += _written_again(before)
             new.append(_first_sight(seen, attempts, run=run, now=now))
     paths = {v.path for v in view.checkpoints} | set(view.unknown_paths) | set(view.unsettled_paths)
     old += [_gone(c, newest_whole) for c in known if c.path not in paths and c.state in _USABLE]
-    return old + _without_twins(new, known, old)
+    whole = {(v.path, v.stamp) for v in view.checkpoints if v.is_complete}
+    return old + _without_twins(new, known, old, whole)
 
 
 def _broken(before: Sequence[Checkpoint], seen: CheckpointView) -> Learnt:
@@ -141,10 +142,14 @@ def _first_sight(
     return checkpoint, "whole, by what its layout says"
 
 
-def _without_twins(new: Learnt, known: Sequence[Checkpoint], old: Learnt) -> Learnt:
-    """Of two that one attempt wrote at one step (`last.ckpt` beside `step=10.ckpt`) the first stays."""
+def _without_twins(new: Learnt, known: Sequence[Checkpoint], old: Learnt, whole: set[tuple[str, str]]) -> Learnt:
+    """Of two that one attempt wrote at one step (`last.ckpt` beside `step=10.ckpt`) the first stays.
+
+    Whatever is held of it, as long as it lies there as it did: two that took turns would never come to rest.
+    """
     given_up = {(c.key, c.path) for c, _ in old}
-    taken = {c.key for c in known if c.state in _USABLE and (c.key, c.path) not in given_up}
+    kept_known = [c for c in known if (c.key, c.path) not in given_up]
+    taken = {c.key for c in kept_known if c.state in _USABLE or (c.path, c.stamp) in whole}
     kept: Learnt = []
     for checkpoint, why in new:
         if checkpoint.key not in taken:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from supervisor.core import foreign
 from supervisor.core.restarts import count_failures
@@ -304,3 +306,43 @@ def test_a_release_by_a_person_forgives_the_checkpoint() -> None:
     assert foreign.find_forgiven(attempts, [refused], view, None) == []
     ((after, _),) = foreign.find_forgiven(attempts, [refused], view, ago(1))
     assert (after.state, after.load_failures) == (COMPLETE, 0)
+
+
+# ---------------------------------------------------------------- properties
+
+VIEWS = st.lists(
+    st.builds(
+        lambda step, name, stamp, is_complete: seen(
+            step, stamp if is_complete else "-", path=f"/saves/{name}", is_complete=is_complete
+        ),
+        step=st.integers(1, 3),
+        name=st.sampled_from("abcd"),
+        stamp=st.sampled_from("stu"),
+        is_complete=st.booleans(),
+    ),
+    max_size=4,
+    unique_by=lambda view: view.path,
+)
+LOOKS = st.lists(st.tuples(VIEWS, st.integers(0, 3), st.booleans()), min_size=1, max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LOOKS)
+def test_the_same_look_teaches_nothing_twice_and_only_what_is_whole_now_is_resumed_from(
+    looks: list[tuple[list[CheckpointView], int, bool]],
+) -> None:
+    ledger: dict[tuple[int, int], Checkpoint] = {}
+    for views, number, is_over in looks:
+        attempts = tuple(over(n) for n in range(1, number)) + (
+            ((over(number) if is_over else attempt(number)),) if number else ()
+        )
+        view = RunView(attempt=number, checkpoints=tuple(sorted(views, key=lambda v: (v.step, v.path))))
+        for again in (False, True):
+            learnt = foreign.fold_foreign(list(ledger.values()), view, attempts, run="gpt", now=NOW)
+            assert not (again and learnt)
+            ledger |= {c.key: c for c, _ in learnt}
+            ledger = {key: c for key, c in ledger.items() if c.state is not PRUNED}
+        whole = {(v.path, v.stamp, v.step) for v in view.checkpoints if v.is_complete}
+        point = foreign.choose_foreign_resume(list(ledger.values()), LAYOUT, since=None)
+        for chosen in (*point.read_back, *([point.checkpoint] if point.checkpoint else [])):
+            assert (chosen.path, chosen.stamp, chosen.step) in whole
