@@ -114,8 +114,14 @@ def _step(last: Attempt | None, checkpoints: Sequence[Checkpoint]) -> int | None
     if last is None:
         return None
     seen = last.last_step if last.last_step is not None else last.resume_step or None
-    saved = (c.step for c in checkpoints if c.attempt == last.number and c.state is CheckpointState.VERIFIED)
+    saved = (c.step for c in checkpoints if c.attempt == last.number and _is_kept(c))
     return max([*saved, *(() if seen is None else (seen,))], default=None)
+
+
+def _is_kept(checkpoint: Checkpoint) -> bool:
+    """Verified; or whole, of a layout that may have nothing better to offer."""
+    is_foreign = bool(checkpoint.stamp)
+    return checkpoint.state is CheckpointState.VERIFIED or (is_foreign and checkpoint.state is CheckpointState.COMPLETE)
 
 
 def _judge_wait(

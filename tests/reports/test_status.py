@@ -106,6 +106,11 @@ def test_the_step_never_lags_behind_what_the_attempt_has_saved() -> None:
     assert judge_run(run(), [running], saved, [], NOW).step == 10
     assert judge_run(run(), [dataclasses.replace(running, last_step=12)], saved, [], NOW).step == 12
     assert judge_run(run(), [running], [checkpoint(10, CheckpointState.CORRUPT)], [], NOW).step == 7
+    own, foreign = (
+        checkpoint(10, CheckpointState.COMPLETE),
+        dataclasses.replace(checkpoint(10, CheckpointState.COMPLETE), stamp="of another framework"),
+    )
+    assert [judge_run(run(), [running], [one], [], NOW).step for one in (own, foreign)] == [7, 10]
 
 
 def ended(number: int) -> Attempt:
