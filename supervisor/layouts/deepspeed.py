@@ -42,7 +42,7 @@ def check_latest(tree: Tree, candidate: Candidate) -> str:
     """What `latest` is worth, for people; raises Broken for a folder that is newer than it."""
     if tree.entry(LATEST_NAME) is None:
         return f"{LATEST_NAME} is missing"
-    name = tree.read(LATEST_NAME, 4096).strip().decode("utf-8", "replace")
+    name = tree.read_hint(LATEST_NAME).decode("utf-8", "replace")
     found = _NAME.fullmatch(name)
     if not found or not tree.is_folder(name):
         return f'{LATEST_NAME} names "{name[:40]}", which is not there'

@@ -49,7 +49,7 @@ def _check_tracker(tree: Tree, candidate: Candidate) -> str:
     """What the tracker is worth, for people. It is written last, so what is newer than it was not finished."""
     if tree.entry(TRACKER_NAME) is None:
         return f"{TRACKER_NAME} is missing"
-    text = tree.read(TRACKER_NAME, 4096).strip()
+    text = tree.read_hint(TRACKER_NAME)
     if not text.isdigit() or len(text) > 15:
         return f'{TRACKER_NAME} says "{text[:20].decode("ascii", "replace")}"'
     step = int(text)

@@ -13,7 +13,9 @@ from pathlib import Path
 import xxhash
 
 from supervisor.jobfiles import NotAFile, open_folder
+from supervisor.layouts.deepspeed import LATEST_NAME
 from supervisor.layouts.found import Candidate, Found
+from supervisor.layouts.megatron import TRACKER_NAME
 from supervisor.layouts.registry import AUTO, LAYOUTS, Layout, choose
 from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, Unfinished, to_entry
 from supervisor.model import CheckpointView
@@ -26,6 +28,7 @@ RECHECK_OLD_S = 900.0  # the same for those that are not among the newest
 NEWEST = 4
 RECHECK_BROKEN_S = 2.0  # it may be one that is being written
 SETTLE_S = 5.0  # one without an end mark must not change for this long, between looks: clocks of file servers differ
+TRACKERS = (TRACKER_NAME, LATEST_NAME)  # with another content, what they name is another
 NEWER_S = 30.0  # by so much a file may be newer than the mark that was written after it
 UNFINISHED = ("-unfinished", ".unfinished", ".incomplete", ".in_progress")  # marks of one that is written or removed
 
@@ -55,6 +58,8 @@ class _Known:
     view: CheckpointView
     looked_at: float
     since: float  # when it was first seen like this
+    trackers: tuple[Entry | None, ...]
+    files: tuple[str, ...]  # of a whole one: while they are as they were, nothing is opened again
     is_settled: bool
 
 
@@ -108,6 +113,7 @@ class _Look:
         self._folder, self._directory, self._layout = folder, directory, layout
         self._memory, self._until, self._is_final = memory, until, is_final
         self._names: frozenset[str] = frozenset()
+        self._trackers: tuple[Entry | None, ...] = ()
         self._unknown: list[str] = []
         self._unsettled: list[str] = []
         self._notes: list[str] = []
@@ -115,6 +121,8 @@ class _Look:
 
     def run(self, names: list[str], note: str) -> Sight:
         self._names = frozenset(names)
+        tree = Tree(self._folder)
+        self._trackers = tuple(tree.entry(name) if name in self._names else None for name in TRACKERS)
         # names without a step come first: there are few of them, and any may be the newest
         found = sorted(self._layout.find(names), key=lambda c: (c.step is None, c.step or 0, c.name), reverse=True)
         views = [
@@ -149,7 +157,9 @@ class _Look:
                 self._digest.update(_sizes(self._folder, candidate.name))
             if known is not None and known.entry == entry and not self._is_due(known, recheck_s):
                 return self._offer(known)
-            view, has_mark = self._inspect(candidate, path)
+            if known is not None and self._is_as_it_was(known, entry):
+                return self._offer(known)
+            view, files, has_mark = self._inspect(candidate, path)
         except FileNotFoundError:
             return None
         except OutOfTime:
@@ -160,7 +170,13 @@ class _Look:
         since = known.since if known is not None and known.view == view else self._now
         is_settled = has_mark or self._is_final or self._now - since >= SETTLE_S
         self._memory.known[candidate.name] = _Known(
-            entry=entry, view=view, looked_at=self._now, since=since, is_settled=is_settled
+            entry=entry,
+            view=view,
+            looked_at=self._now,
+            since=since,
+            trackers=self._trackers,
+            files=files,
+            is_settled=is_settled,
         )
         return self._offer(self._memory.known[candidate.name])
 
@@ -170,6 +186,20 @@ class _Look:
             return known.view
         self._unsettled.append(known.view.path)
         return None
+
+    def _is_as_it_was(self, known: _Known, entry: Entry) -> bool:
+        """True when every file of a whole one has the size and the time that it had."""
+        if not known.files or not known.is_settled or known.trackers != self._trackers:
+            return False
+        tree = Tree(self._folder, until=self._until)
+        try:
+            _refuse_marked(self._names, known.view.path.rpartition("/")[2])
+            is_same = stamp_of({name: tree.file(name) for name in known.files}) == known.view.stamp
+        except Broken:
+            return False
+        if is_same:
+            known.entry, known.looked_at = entry, self._now
+        return is_same
 
     def _fall_back(self, path: str, known: _Known | None) -> CheckpointView | None:
         """Could not look is neither "gone" nor "broken"."""
@@ -184,7 +214,8 @@ class _Look:
             return age >= recheck_s and self._now < self._until
         return self._is_final or age >= RECHECK_BROKEN_S
 
-    def _inspect(self, candidate: Candidate, path: str) -> tuple[CheckpointView, bool]:
+    def _inspect(self, candidate: Candidate, path: str) -> tuple[CheckpointView, tuple[str, ...], bool]:
+        """(view, its files when it is whole, whether a mark says that its save has ended)."""
         view = CheckpointView(step=candidate.step or 0, attempt=0, path=path, stamp="-")
         # what a look that ran out of time has seen already makes the next one shorter
         tree = self._memory.partial.setdefault(candidate.name, Tree(self._folder))
@@ -196,10 +227,10 @@ class _Look:
             _refuse_older_mark(found, entries)
         except Broken as error:
             del self._memory.partial[candidate.name]
-            return replace(view, detail=str(error)[:500], is_unfinished=isinstance(error, Unfinished)), False
+            return replace(view, detail=str(error)[:500], is_unfinished=isinstance(error, Unfinished)), (), False
         del self._memory.partial[candidate.name]
         view = describe(found, entries, path)
-        return view, found.has_end_mark
+        return view, found.files, found.has_end_mark
 
 
 def _refuse_marked(names: Collection[str], name: str) -> None:
@@ -222,7 +253,6 @@ def _refuse_older_mark(found: Found, entries: Mapping[str, Entry]) -> None:
 
 def describe(found: Found, entries: Mapping[str, Entry], path: str) -> CheckpointView:
     """The view of a whole checkpoint; its stamp changes when any of its files is written again."""
-    text = "\n".join(f"{name}:{e.size}:{e.mtime_ns}" for name, e in sorted(entries.items()))
     return CheckpointView(
         step=found.step,
         attempt=0,
@@ -231,8 +261,14 @@ def describe(found: Found, entries: Mapping[str, Entry], path: str) -> Checkpoin
         files=len(entries),
         is_complete=True,
         detail=found.note,
-        stamp=xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace")),
+        stamp=stamp_of(entries),
     )
+
+
+def stamp_of(entries: Mapping[str, Entry]) -> str:
+    """What changes when any of these files is written again."""
+    text = "\n".join(f"{name}:{e.size}:{e.mtime_ns}" for name, e in sorted(entries.items()))
+    return xxhash.xxh3_64_hexdigest(text.encode("utf-8", "replace"))
 
 
 def _sizes(folder: int, name: str) -> bytes:

@@ -109,6 +109,13 @@ class Tree:
         found: T = self._learnt[key]
         return found
 
+    def read_hint(self, path: str) -> bytes:
+        """The content of a small file that is only believed when it makes sense; empty for a link, a FIFO or more."""
+        try:
+            return self.read(path, 4096).strip()
+        except Broken:
+            return b""
+
     @contextmanager
     def open(self, path: str) -> Iterator[int]:
         """A descriptor of a regular file."""

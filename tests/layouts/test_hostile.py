@@ -19,7 +19,7 @@ from supervisor.layouts.registry import LAYOUTS
 from supervisor.layouts.scalars import find_numbers
 from supervisor.layouts.survey import NoFolder, Survey
 from supervisor.layouts.torchzip import list_entries, read_back
-from supervisor.layouts.tree import Broken
+from supervisor.layouts.tree import Broken, Tree
 from tests.layouts.folders import DATA, copy_of, look, view_of, whole_steps
 
 EVERY = sorted(LAYOUTS)
@@ -203,6 +203,31 @@ def test_what_has_not_changed_is_not_opened_again(tmp_path: Path) -> None:
     assert survey.look(folder, "dcp", time.monotonic() + 30).views == before.views
     assert whole_steps(folder, "dcp") == [2]
     (folder / "step-4" / "__0_0.distcp").write_bytes(data)
+
+
+def test_after_a_while_the_files_are_looked_at_again_and_nothing_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, now = copy_of("dcp", tmp_path), [0.0]
+    survey = Survey(clock=lambda: now[0])
+    before = survey.look(folder, "dcp", 1e12).views
+    monkeypatch.setattr(Tree, "open", lambda *_: pytest.fail("opened"))
+    now[0] = 1000.0
+    assert survey.look(folder, "dcp", 1e12).views == before
+    monkeypatch.undo()
+    (folder / "step-4" / "__0_0.distcp").write_bytes(b"")
+    now[0] = 2000.0
+    assert [v.is_complete for v in survey.look(folder, "dcp", 1e12).views] == [True, False]
+
+
+def test_a_tracker_that_a_person_has_set_back_and_a_mark_are_seen_at_a_whole_one_too(tmp_path: Path) -> None:
+    folder, now = copy_of("megatron-dist", tmp_path), [0.0]
+    survey = Survey(clock=lambda: now[0])
+    assert [v.is_complete for v in survey.look(folder, "megatron", 1e12).views] == [True, True]
+    (folder / "latest_checkpointed_iteration.txt").write_text("2\n")
+    (folder / "iter_0000002-unfinished").touch()
+    now[0] = 1000.0
+    assert [v.is_complete for v in survey.look(folder, "megatron", 1e12).views] == [False, False]
 
 
 def test_a_checkpoint_that_grows_changes_the_digest(tmp_path: Path) -> None:

@@ -250,6 +250,25 @@ def test_a_tracker_that_leads_nowhere_hides_nothing(fixture: str, tracker: str, 
     assert whole_steps(folder, "megatron") == [2, 4]
 
 
+@pytest.mark.parametrize(
+    ("fixture", "tracker"), [("megatron", "latest_checkpointed_iteration.txt"), ("deepspeed-zero1", "latest")]
+)
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder", "large"])
+def test_a_tracker_that_is_no_small_file_hides_nothing(fixture: str, tracker: str, kind: str, tmp_path: Path) -> None:
+    folder = copy_of(fixture, tmp_path)
+    file = folder / tracker
+    file.unlink()
+    if kind == "link":
+        file.symlink_to(folder / LAYOUTS[fixture][1])
+    elif kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.write_text("1" * 5000)
+    assert whole_steps(folder, LAYOUTS[fixture][0]) == [2, 4]
+
+
 def test_what_is_newer_than_the_tracker_was_not_finished(tmp_path: Path) -> None:
     folder = copy_of("megatron", tmp_path)
     (folder / "latest_checkpointed_iteration.txt").write_text("2\n")
