@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from slurm import commands, failures, parse
 from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable
+from slurm.inherited import AS_THE_SERVICE, Inherited
 from slurm.job_description import parse_job_description
 from slurm.json_form import JsonForm, Notice
 from slurm.run_as import RunAs
@@ -58,8 +59,11 @@ class SlurmClient(Protocol):
         """Submit once. SubmitUnconfirmed when the answer was lost; SlurmRefused when Slurm said no."""
         ...
 
-    def cancel(self, job_id: int) -> None:
-        """End a job; a job that is already gone is no error."""
+    def cancel(self, job_id: int, identity: Identity | None = None) -> None:
+        """End a job; a job that is already gone is no error.
+
+        `identity`: in whose name, so that Slurm itself refuses (SlurmRefused) what is another's; None: the service's.
+        """
         ...
 
     def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
@@ -212,17 +216,13 @@ class CliClient:
             raise failure
         return " ".join(done.stderr.split())
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: int, identity: Identity | None = None) -> None:
         """End a job at once (see `slurm.commands.scancel_argv` for what its processes get)."""
-        self._change(commands.scancel_argv(job_id))
+        self._change(commands.scancel_argv(job_id), identity=identity)
 
     def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
         """Put a token on a job and keep Slurm from requeueing it, as its owner."""
-        argv = commands.claim_argv(job_id, token)
-        done = self._call(argv, commands.reading_environment(self._parent), identity=identity)
-        failure = failures.change_failure(argv, done)
-        if failure is not None:
-            raise failure
+        self._change(commands.claim_argv(job_id, token), identity=identity)
 
     def describe_job(self, job_id: int) -> JobDescription:
         """All that the controller says of one job; SlurmRefused when it does not know it (any more)."""
@@ -289,10 +289,12 @@ class CliClient:
         else:
             user, home = self._identity(request.identity.uid if request.identity else None)
             env = commands.submitting_environment(self._parent, environment, user=user, home=home)
-        return self._call(argv, env, identity=request.identity, directory=request.submit_dir)
+        return self._call(
+            argv, env, identity=request.identity, directory=request.submit_dir, inherited=request.inherited
+        )
 
-    def _change(self, argv: commands.Argv) -> None:
-        done = self._call(argv, commands.reading_environment(self._parent))
+    def _change(self, argv: commands.Argv, *, identity: Identity | None = None) -> None:
+        done = self._call(argv, commands.reading_environment(self._parent), identity=identity)
         failure = failures.change_failure(argv, done)
         if failure is not None:
             raise failure
@@ -304,11 +306,12 @@ class CliClient:
         *,
         identity: Identity | None = None,
         directory: Path | None = None,
+        inherited: Inherited = AS_THE_SERVICE,
     ) -> Completed:
         try:
-            if identity is None and directory is None:
+            if identity is None and directory is None and inherited == AS_THE_SERVICE:
                 return self._run(argv, self._timeout_s, env)
-            return self._run_as(argv, self._timeout_s, env, identity=identity, directory=directory)
+            return self._run_as(argv, self._timeout_s, env, identity=identity, directory=directory, inherited=inherited)
         except OSError as error:
             raise failures.not_started(argv, error) from error
 

@@ -12,10 +12,24 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# What Slurm hands on to a job, by its own names.
+LIMITS = {
+    "CPU": resource.RLIMIT_CPU,
+    "FSIZE": resource.RLIMIT_FSIZE,
+    "DATA": resource.RLIMIT_DATA,
+    "STACK": resource.RLIMIT_STACK,
+    "CORE": resource.RLIMIT_CORE,
+    "RSS": resource.RLIMIT_RSS,
+    "NPROC": resource.RLIMIT_NPROC,
+    "NOFILE": resource.RLIMIT_NOFILE,
+    "AS": resource.RLIMIT_AS,
+    "MEMLOCK": resource.RLIMIT_MEMLOCK,
+}
 FAILED_EXIT = 119  # none of Slurm's tools ends so
 MARK = "exec_as: "  # what its own errors begin with
 
@@ -29,8 +43,12 @@ def render_order(
     gid: int | None = None,
     umask: int | None = None,
     directory: str | None = None,
+    limits: Mapping[str, int] | None = None,
 ) -> bytes:
-    """What this program reads: run the file `tool` as `argv`, with exactly `environment`. None: as it is."""
+    """What this program reads: run the file `tool` as `argv`, with exactly `environment`. None: as it is.
+
+    `limits`: soft limits by name, -1 for unlimited. A hard limit of the service is the most that anybody gets.
+    """
     order = {
         "tool": tool,
         "argv": argv,
@@ -39,6 +57,7 @@ def render_order(
         "gid": gid,
         "umask": umask,
         "directory": directory,
+        "limits": dict(limits or {}),
     }
     return json.dumps(order).encode("ascii")  # what is not UTF-8 stands in it as lone surrogates
 
@@ -52,6 +71,7 @@ class _Order:
     gid: int | None
     umask: int | None
     directory: str | None
+    limits: dict[str, int]
 
 
 def main() -> int:
@@ -80,9 +100,18 @@ def _run(order: _Order) -> int:
         except (OSError, ValueError) as error:
             return _fail(f"{order.directory}: {_words(error)}")
     try:
+        _set_limits(order.limits)  # last: they are for the tool, and may be too small for an interpreter
         os.execve(order.tool, order.argv, order.environment)  # noqa: S606 - that is what it is for
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, OverflowError) as error:
         return _fail(f"{order.tool}: {_words(error)}")
+
+
+def _set_limits(limits: Mapping[str, int]) -> None:
+    """Soft limits, none above the hard one: that is whoever runs the service's to raise, not a request's."""
+    for name, wanted in limits.items():
+        hard = resource.getrlimit(LIMITS[name])[1]
+        is_beyond = hard != resource.RLIM_INFINITY and (wanted == resource.RLIM_INFINITY or wanted > hard)
+        resource.setrlimit(LIMITS[name], (hard if is_beyond else wanted, hard))
 
 
 def _close_input() -> None:

@@ -175,8 +175,8 @@ class PyslurmClient:
     def submit(self, request: SubmitRequest) -> Submitted:
         return self._cli.submit(request)
 
-    def cancel(self, job_id: int) -> None:
-        self._cli.cancel(job_id)
+    def cancel(self, job_id: int, identity: Identity | None = None) -> None:
+        self._cli.cancel(job_id, identity)
 
     def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
         self._cli.claim(job_id, token, identity)

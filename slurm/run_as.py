@@ -10,12 +10,15 @@ from typing import Protocol
 
 from slurm import exec_as
 from slurm.errors import SlurmRefused
+from slurm.inherited import AS_THE_SERVICE, Inherited
 from slurm.run_tool import Completed, run_tool
 from slurm.types import Identity
 
 
 class RunAs(Protocol):
     """Runs `argv` with exactly `env`, as `identity` and in `directory`; None: as the service, where it is.
+
+    `inherited`: umask and soft limits; what it leaves open is the identity's, or the service's.
 
     OSError when the tool can't be started; SlurmRefused when it may not: no such directory, or no right to enter it.
     """
@@ -28,6 +31,7 @@ class RunAs(Protocol):
         *,
         identity: Identity | None,
         directory: Path | None,
+        inherited: Inherited = AS_THE_SERVICE,
     ) -> Completed: ...
 
 
@@ -38,6 +42,7 @@ def run_as(
     *,
     identity: Identity | None,
     directory: Path | None,
+    inherited: Inherited = AS_THE_SERVICE,
     path: str | None = None,
 ) -> Completed:
     """`run_tool` as `identity`, in `directory`, which is entered with that account's rights.
@@ -57,8 +62,9 @@ def run_as(
         env,
         uid=identity.uid if identity else None,
         gid=identity.gid if identity else None,
-        umask=identity.umask if identity else None,
+        umask=inherited.umask if inherited.umask is not None or not identity else identity.umask,
         directory=str(directory) if directory is not None else None,
+        limits={limit.name: limit.value for limit in inherited.limits},
     )
     # Nothing of `env` here: until it has become the person, it must not load what the person names.
     done = run_tool((sys.executable, "-I", "-S", exec_as.__file__), timeout_s, {}, stdin=order)

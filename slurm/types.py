@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 
+from slurm.inherited import AS_THE_SERVICE, Inherited
+
 
 class JobState(StrEnum):
     """The base state of a job, in Slurm's long words; `UNRECOGNIZED` for a word this release does not know."""
@@ -244,6 +246,7 @@ class SubmitRequest:
     is_own_environment: bool = False  # `environment` is a person's whole environment, and sbatch runs as that person
     submit_dir: Path | None = None  # where sbatch is run (SLURM_SUBMIT_DIR); None: where the service is
     identity: Identity | None = None  # run sbatch as this account (only root can); None: as ourselves
+    inherited: Inherited = AS_THE_SERVICE  # umask and limits of sbatch, which are also the job's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

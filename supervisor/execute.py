@@ -151,7 +151,7 @@ class Executor:
                     attempts = world.attempts.get(intent.run, ())
                     return self._submit(intent, run, attempt, attempts, is_paused=_is_paused(intent, world))
                 case IntentKind.CANCEL:
-                    return self._cancel(intent, world)
+                    return self._cancel(intent, run, world)
                 case IntentKind.CLAIM:
                     return self._claim(intent, run, _find_attempt(world, intent))
                 case IntentKind.DRAIN:
@@ -188,7 +188,7 @@ class Executor:
             since = attempt.planned_at - timedelta(minutes=10)
             found = tuple(j for j in self._client.find_by_token(attempt.token, since=since) if _is_own(j, run))
             if found:
-                return self._adopt(attempt, found)
+                return self._adopt(run, attempt, found)
             job_id = self._find_traces(run, attempt)
             if job_id is not None:
                 text = f"job {job_id}, found by what it left in the run directory"
@@ -238,14 +238,14 @@ class Executor:
     def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
         return replace(attempt, state=AttemptState.SUBMITTED, job_id=job_id, submitted_at=self._clock.now())
 
-    def _adopt(self, attempt: Attempt, found: tuple[JobRecord, ...]) -> Outcome:
+    def _adopt(self, run: Run, attempt: Attempt, found: tuple[JobRecord, ...]) -> Outcome:
         """The answer was lost but the job is there. Of two with one token the older stays."""
         first, *others = sorted(found, key=lambda j: (j.is_ended, j.job_id))
         facts = [Fact(record=self._submitted(attempt, first.job_id), reason="found by its token")]
         text = f"job {first.job_id}, found by its token"
         for other in others:
             if other.is_live:
-                self._client.cancel(other.job_id)
+                self._client.cancel(other.job_id, self._identity(run))
                 text += f"; its twin {other.job_id} was cancelled"
         return Outcome(state=IntentState.DONE, text=text, facts=tuple(facts))
 
@@ -274,7 +274,6 @@ class Executor:
         )
         files = {"attempt.json": contract.render_json(job_spec), "batch.sh": script.encode()}
         self._owners.reader(run).write_attempt(spec.run_dir, attempt.number, files)
-        uid, gid = self._owners.identity(run)
         return SubmitRequest(
             # sbatch reads it with the owner's rights: a link there shows nothing that the owner can't see.
             script=directory / "batch.sh",
@@ -290,7 +289,8 @@ class Executor:
             gpus_per_node=spec.slurm.gpus_per_node,
             exclude=attempt.exclude,
             options=(*render_warning(spec.slurm.warn_before_limit_s, spec.slurm.time_limit), *spec.slurm.options),
-            identity=None if uid is None or gid is None else Identity(uid=uid, gid=gid),
+            identity=self._identity(run),
+            inherited=run.inherited,
         )
 
     def _prepare_script(
@@ -336,21 +336,24 @@ class Executor:
         if run is None or attempt is None or attempt.is_over or intent.job_id is None:
             return Outcome(state=IntentState.WITHDRAWN, text="the job is over")
         self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
-        uid, gid = self._owners.identity(run)
         self._mark(intent)
-        self._client.claim(
-            intent.job_id, attempt.token, None if uid is None or gid is None else Identity(uid=uid, gid=gid)
-        )
+        self._client.claim(intent.job_id, attempt.token, self._identity(run))
         return Outcome(state=IntentState.DONE, text=f"job {intent.job_id} carries our token")
 
-    def _cancel(self, intent: Intent, world: World) -> Outcome:
+    def _cancel(self, intent: Intent, run: Run | None, world: World) -> Outcome:
+        """In the owner's name: the number of a job came from a program or a file of theirs, and may be another's."""
         age_s = (self._clock.now() - intent.created_at).total_seconds()
         if (intent.tries > 0 or age_s > _CANCEL_FRESH_S) and self._is_anothers(intent, _find_attempt(world, intent)):
             return Outcome(state=IntentState.DONE, text=f"gone: the number {intent.job_id} is another job's now")
         self._mark(intent)
         if intent.job_id is not None:
-            self._client.cancel(intent.job_id)
+            self._client.cancel(intent.job_id, self._identity(run) if run is not None else None)
         return Outcome(state=IntentState.DONE, text="cancelled")
+
+    def _identity(self, run: Run) -> Identity | None:
+        """Whom Slurm's commands for this run are run as; None: as ourselves."""
+        uid, gid = self._owners.identity(run)
+        return None if uid is None or gid is None else Identity(uid=uid, gid=gid)
 
     def _is_anothers(self, intent: Intent, attempt: Attempt | None) -> bool:
         """A controller that came back without its state gives out the same numbers again while we waited for it."""

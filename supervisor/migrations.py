@@ -74,6 +74,7 @@ CREATE TABLE runs (
   is_paused INTEGER NOT NULL,
   owner_uid INTEGER NOT NULL,
   owner_gid INTEGER NOT NULL,
+  inherited TEXT NOT NULL,
   created_at TEXT NOT NULL,
   changed_at TEXT NOT NULL,
   released_at TEXT,

@@ -12,6 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from slurm.inherited import AS_THE_SERVICE, Inherited
+
 if TYPE_CHECKING:  # handed on; see __getattr__
     from supervisor.observed import Cause as Cause  # noqa: PLC0414
     from supervisor.observed import CheckpointView as CheckpointView  # noqa: PLC0414
@@ -147,7 +149,6 @@ class ScriptSpec:
     export: str = "ALL"  # the person's own --export
     submit_dir: Path = Path("/")  # where sbatch is run: SLURM_SUBMIT_DIR
     output: str = ""  # pattern of the job's standard output, absolute; empty: not known
-    umask: int = 0o022
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +205,7 @@ class Run:
     is_paused: bool = False
     owner_uid: int = 0
     owner_gid: int = 0
+    inherited: Inherited = AS_THE_SERVICE  # umask and limits of the shell that it was handed in from; its jobs get them
     created_at: datetime = EPOCH
     changed_at: datetime = EPOCH
     released_at: datetime | None = None  # restarts before this are forgiven

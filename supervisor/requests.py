@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurm.inherited import Inherited, check_inherited
 from slurm.sbatch_options import BadSubmission
 from slurm.types import JobRecord
 from supervisor.accounts import find_account, user_name
@@ -273,6 +274,10 @@ def _submit(asked: Asked) -> Decision:
         spec = parse_run_file(text, path=Path(path))
     except ConfigError as error:
         return _refuse(BAD_INPUT, str(error))
+    try:
+        inherited = check_inherited(request.body.get("umask"), request.body.get("limits"))
+    except ValueError as error:
+        return _refuse(BAD_INPUT, str(error))
     if known is not None:
         return _refuse(NAME_IN_USE, _in_use(known))
     owner = _owner(request, asked.rights)
@@ -281,6 +286,7 @@ def _submit(asked: Asked) -> Decision:
     uid, gid = owner
     run = Run(
         spec=spec,
+        inherited=inherited,
         reason=_by(request),
         owner_uid=uid,
         owner_gid=gid,
@@ -303,7 +309,7 @@ def _sbatch(asked: Asked) -> Decision:
     named = _name_script(asked, script, owner[0])
     if isinstance(named, Decision):
         return named
-    run = _script_run(asked, named, owner)
+    run = _script_run(asked, named, owner, handed.inherited)
     reply = {
         **_granted(request, run, f"run {run.name} is submitted"),
         "job_name": run.job_name,
@@ -338,10 +344,11 @@ def _was_refused(run: Run, owner_uid: int) -> bool:
     return is_refused and run.owner_uid == owner_uid
 
 
-def _script_run(asked: Asked, script: Script, owner: tuple[int, int]) -> Run:
+def _script_run(asked: Asked, script: Script, owner: tuple[int, int], inherited: Inherited) -> Run:
     return Run(
         spec=script.spec,
         script=script.script,
+        inherited=inherited,
         reason=_by(asked.request),
         owner_uid=owner[0],
         owner_gid=owner[1],
@@ -373,7 +380,7 @@ def _adopt(asked: Asked) -> Decision:
     named = _name_script(asked, script, owner[0])
     if isinstance(named, Decision):
         return named
-    run = _script_run(asked, named, owner)
+    run = _script_run(asked, named, owner, handed.inherited)
     attempt = _adopted_attempt(run, job, asked.now)
     claim = Intent(
         kind=IntentKind.CLAIM,
@@ -421,19 +428,16 @@ def _owner_of_job(asked: Asked, job: JobRecord) -> tuple[int, int] | Decision:
     account = find_account(job.user)
     if account is None:
         return _refuse(BAD_INPUT, f"job {job.job_id} belongs to {job.user!r}, whom this host does not know")
-    if not _may_adopt(asked, account[0]):
+    if asked.request.peer.uid not in {0, account[0]}:
+        # The admin group neither: the script and the environment that come with the request run as the job's owner.
         return _refuse(
             NOT_ALLOWED,
-            f"job {job.job_id} belongs to {job.user}: {user_name(asked.request.peer.uid)} may not adopt it",
+            f"job {job.job_id} belongs to {job.user}: {user_name(asked.request.peer.uid)} may not adopt it; its owner "
+            "and root may",
         )
     if asked.rights.service_uid not in {0, account[0]}:
         return _refuse(NOT_ALLOWED, _one_account(asked.rights, account[0]))
     return account
-
-
-def _may_adopt(asked: Asked, owner_uid: int) -> bool:
-    peer, rights = asked.request.peer, asked.rights
-    return peer.uid in {0, owner_uid} or (rights.admin_gid is not None and rights.admin_gid in peer.groups)
 
 
 def _adopted_attempt(run: Run, job: JobRecord, now: datetime) -> Attempt:
@@ -600,11 +604,17 @@ def _by(request: Request) -> str:
 
 def _owner(request: Request, rights: Rights) -> tuple[int, int] | Decision:
     """(uid, gid) that the run belongs to: the peer, or whom root names."""
-    uid, gid = request.body.get("uid", request.peer.uid), request.body.get("gid", request.peer.gid)
-    if not _is_id(uid) or not _is_id(gid):
+    uid, peer = request.body.get("uid", request.peer.uid), request.peer
+    gid = request.body.get("gid", peer.gid if uid == peer.uid else None)
+    if not _is_id(uid) or not (gid is None or _is_id(gid)):
         return _refuse(BAD_INPUT, "uid and gid are whole numbers")
-    if (uid, gid) != (request.peer.uid, request.peer.gid) and request.peer.uid != 0:
+    if (uid, gid) != (peer.uid, peer.gid) and peer.uid != 0:
         return _refuse(NOT_ALLOWED, "only root may submit for another user")
+    if gid is None:  # the account's own group: root's would come with root's rights to files
+        account = find_account(str(uid))
+        if account is None:
+            return _refuse(BAD_INPUT, f"this host knows no account with uid {uid}: give its gid too")
+        gid = account[1]
     if rights.service_uid not in {0, uid}:
         return _refuse(NOT_ALLOWED, _one_account(rights, uid))
     return uid, gid

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.hostlist import HostlistUnreadable, expand_nodes, is_node_name
+from slurm.inherited import AS_THE_SERVICE, Inherited, check_inherited
 from slurm.sbatch_line import (
     Effective,
     check_text,
@@ -62,7 +63,7 @@ class Handed:
     words: tuple[str, ...]  # after `supervisor sbatch`
     environment: Mapping[str, str]
     cwd: str
-    umask: int = 0o022
+    inherited: Inherited = AS_THE_SERVICE
 
     def __repr__(self) -> str:
         return f"Handed({self.path!r}, {self.words!r}, {len(self.environment)} variables)"
@@ -85,15 +86,19 @@ class Script:
 
 def read_handed(body: Mapping[str, Any]) -> Handed:
     """What a request holds. Raises NotSupervised for what is of another shape, or too large."""
-    text, path, cwd, umask = body.get("script"), body.get("path"), body.get("cwd"), body.get("umask", 0o022)
+    text, path, cwd = body.get("script"), body.get("path"), body.get("cwd")
     words, environment = body.get("argv"), body.get("environment")
-    if not isinstance(text, str) or not isinstance(path, str) or not isinstance(cwd, str) or type(umask) is not int:
-        raise NotSupervised("a submission has a script, its path, a working directory and a umask")
+    if not isinstance(text, str) or not isinstance(path, str) or not isinstance(cwd, str):
+        raise NotSupervised("a submission has a script, its path and a working directory")
     if not isinstance(words, list) or not isinstance(environment, dict):
         raise NotSupervised("a submission has argv, a list of words, and an environment")
     if len(words) > MAX_WORDS or not all(isinstance(word, str) for word in (*words, *environment.values())):
         raise NotSupervised(f"argv has at most {MAX_WORDS} words, and everything in it and in the environment is text")
-    handed = Handed(text=text, path=path, words=tuple(words), environment=environment, cwd=cwd, umask=umask & 0o777)
+    try:
+        shell = check_inherited(body.get("umask"), body.get("limits"))
+    except ValueError as error:
+        raise NotSupervised(str(error)) from None
+    handed = Handed(text=text, path=path, words=tuple(words), environment=environment, cwd=cwd, inherited=shell)
     check_sizes(handed)
     return handed
 
@@ -367,7 +372,6 @@ def _make_script(handed: Handed, wanted: Effective, spec: RunSpec, export: str) 
         export=export,
         submit_dir=Path(handed.cwd),
         output=os.path.normpath(spec.workdir / wanted.output),
-        umask=handed.umask,
     )
 
 
@@ -449,7 +453,8 @@ def render_submission(
         environment=variables,
         is_own_environment=True,
         submit_dir=script.submit_dir,
-        identity=Identity(uid=identity[0], gid=identity[1], umask=script.umask) if identity is not None else None,
+        identity=Identity(uid=identity[0], gid=identity[1]) if identity is not None else None,
+        inherited=run.inherited,
     )
 
 

@@ -273,9 +273,11 @@ class FakeSlurm:
             raise SubmitUnconfirmed("no answer", argv=argv)
         return Submitted(job_id=job_id)
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: int, identity: Identity | None = None) -> None:
         with self._change("cancel") as is_done:
             job = self._jobs.get(job_id)
+            if identity is not None and job is not None and identity.uid not in (0, job.uid):
+                raise SlurmRefused("Access/permission denied")
             if is_done and job is not None and not job.is_over:
                 self._end(job, JobState.CANCELLED, 0, 15 if job.record.start_at else 0)
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from slurm.errors import SlurmRefused
+from slurm.inherited import AS_THE_SERVICE
 from slurm.sbatch_line import BadSubmission
 from slurm.types import JobDescription
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_REFUSED, CommandError
@@ -58,6 +59,8 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
         again = describe_resubmission(described, text)
         handed = read_handed_in((*supervision, *again), text=text, path=described.command.split(" ")[0] or "-")
         handed = replace(handed, cwd=described.work_dir, environment=_choose_environment(described))
+        if described.uid != os.getuid():
+            handed = replace(handed, inherited=AS_THE_SERVICE)
         script = read_script(handed)
     except (BadSubmission, NotSupervised) as error:
         raise CommandError(f"job {job_id}: {' '.join(str(error).split())}", EXIT_BAD_INPUT) from None

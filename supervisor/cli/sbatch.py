@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import click
 
 from slurm.commands import sbatch_argv
+from slurm.inherited import Inherited, read_inherited
 from slurm.sbatch_line import Effective, parse_command_line, render_submitted, wrap_text
 from slurm.sbatch_options import QUESTIONS, BadSubmission, name_of
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_FAILED, CommandError
@@ -117,10 +118,13 @@ def read_handed_in(words: tuple[str, ...], *, text: str | None = None, path: str
             text, path = wrap_text(wrapped), "--wrap"
         else:
             text, path = _read_text(line.script), line.script or "-"
-    umask = os.umask(0)
-    os.umask(umask)
     return Handed(
-        text=text, path=path, words=words, environment=dict(os.environ), cwd=_working_directory(), umask=umask
+        text=text,
+        path=path,
+        words=words,
+        environment=dict(os.environ),
+        cwd=_working_directory(),
+        inherited=read_inherited(),
     )
 
 
@@ -173,8 +177,13 @@ def request_of(verb: str, handed: Handed) -> dict[str, Any]:
         "argv": list(handed.words),
         "environment": dict(handed.environment),
         "cwd": handed.cwd,
-        "umask": handed.umask,
+        **describe_shell(handed.inherited),
     }
+
+
+def describe_shell(shell: Inherited) -> dict[str, Any]:
+    """The part of a request that says what jobs are to inherit."""
+    return {"umask": shell.umask, "limits": {limit.name: limit.value for limit in shell.limits}}
 
 
 def _hand_on(words: tuple[str, ...], settings: Settings) -> int:

@@ -11,10 +11,12 @@ from typing import Any
 import click
 
 from slurm.client import CliClient
+from slurm.inherited import read_inherited
 from supervisor.cli.acceptance import check_acceptance
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.cli.nodes import slurm_client
 from supervisor.cli.options import config_option, dry_run_option, json_option, start_hint
+from supervisor.cli.sbatch import describe_shell
 from supervisor.config import Settings, read_run_file, render_run_file
 from supervisor.control import DaemonDown, DaemonSilent, ask
 from supervisor.model import RunSpec
@@ -39,7 +41,12 @@ def submit(*, run_file: Path, dry_run: bool, no_visibility_check: bool, as_json:
     directory; makes the run directory; then asks the daemon. When anything is wrong nothing is left behind.
     """
     spec = read_run_file(run_file)
-    request = {"verb": "submit", "text": render_run_file(spec), "path": str(spec.run_dir / _RUN_FILE)}
+    request = {
+        "verb": "submit",
+        "text": render_run_file(spec),
+        "path": str(spec.run_dir / _RUN_FILE),
+        **describe_shell(read_inherited()),
+    }
     client = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S)
     # Asked first without effect: a name in use, a missing right, a daemon that is down end it before anything is made.
     notes = _ask_in_vain(settings, request, may_be_down=dry_run)

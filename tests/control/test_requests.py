@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pwd
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slurm.inherited import Inherited, SoftLimit
 from supervisor.control import Peer, Request
 from supervisor.ledger import LedgerUnusable
 from supervisor.model import Attempt, Intent, IntentState, NodesSpec, Run, RunSpec, RunState
@@ -133,6 +135,23 @@ def test_nobody_but_root_submits_for_another() -> None:
     assert submit(ledger, peer(BOB), uid=ANN, gid=ANN)["code"] == "not_allowed"
     assert submit(ledger, peer(0), uid=ANN, gid=ANN)["ok"]
     assert ledger.runs["llama"].owner_uid == ANN
+
+
+def test_who_is_submitted_for_by_root_has_their_own_group_and_never_roots() -> None:
+    ledger = Ledger()
+    nobody = pwd.getpwnam("nobody")
+    assert submit(ledger, peer(0), uid=nobody.pw_uid)["ok"]
+    assert (ledger.runs["llama"].owner_uid, ledger.runs["llama"].owner_gid) == (nobody.pw_uid, nobody.pw_gid)
+    unknown = submit(Ledger(), peer(0), uid=2**31 - 7)
+    assert (unknown["code"], "give its gid too" in unknown["message"]) == ("bad_input", True)
+
+
+def test_the_umask_and_limits_of_the_persons_shell_are_kept_with_the_run() -> None:
+    ledger = Ledger()
+    assert submit(ledger, umask=0o007, limits={"MEMLOCK": -1})["ok"]
+    assert ledger.runs["llama"].inherited == Inherited(umask=0o007, limits=(SoftLimit(name="MEMLOCK", value=-1),))
+    for wrong in ({"umask": 0o1000}, {"umask": True}, {"limits": [1]}, {"limits": {"NOFILE": 2**63}}):
+        assert submit(Ledger(), **wrong)["code"] == "bad_input"
 
 
 @pytest.mark.parametrize("uid", ["0", -1, 2**32, True, None, 1.5])

@@ -166,7 +166,8 @@ def test_what_the_command_should_have_refused_the_daemon_refuses() -> None:
     bench = Bench()
     assert bench.hand_in("--array=1-2", "train.sh")["code"] == "bad_input"
     assert bench.hand_in(script="echo\n")["code"] == "sbatch"
-    assert bench.hand_in(umask=None)["code"] == "bad_input"
+    assert bench.hand_in(umask="022")["code"] == "bad_input"
+    assert bench.hand_in(limits={"NOFILE": "many"})["code"] == "bad_input"
     assert bench.hand_in(script=TEXT + "\ud800")["code"] == "bad_input"
     assert (bench.ledger.runs, bench.keeper) == ({}, {})
 
@@ -262,11 +263,24 @@ def test_an_adopted_job_is_the_first_attempt_of_a_run_and_is_to_be_claimed() -> 
     assert bench.keeper["train"].text == TEXT
 
 
-@pytest.mark.parametrize("who", [peer(0), peer(BOB, ADMIN_GROUP)], ids=["root", "an admin"])
-def test_root_and_admins_adopt_as_the_jobs_owner(who: Peer) -> None:
+def test_root_adopts_as_the_jobs_owner() -> None:
     bench = Bench()
-    assert bench.adopt(who=who)["ok"]
+    assert bench.adopt(who=peer(0))["ok"]
     assert bench.ledger.runs["train"].owner_uid == ANN
+
+
+def test_an_admin_who_is_not_root_hands_in_nothing_that_would_run_as_somebody_else() -> None:
+    bench = Bench()
+    reply = bench.adopt(who=peer(BOB, ADMIN_GROUP))
+    assert (reply["code"], "its owner and root may" in reply["message"]) == ("not_allowed", True)
+    assert (bench.ledger.runs, bench.keeper) == ({}, {})
+
+
+def test_the_persons_umask_and_soft_limits_are_kept_for_all_attempts() -> None:
+    bench = Bench()
+    assert bench.hand_in(umask=0o077, limits={"NOFILE": 99, "CORE": -1, "NEWER": 1})["ok"]
+    shell = bench.ledger.runs["train"].inherited
+    assert (shell.umask, {limit.name: limit.value for limit in shell.limits}) == (0o077, {"NOFILE": 99, "CORE": -1})
 
 
 def test_somebody_elses_job_is_not_adopted() -> None:

@@ -276,7 +276,7 @@ def test_a_submission_overrides_what_it_must_and_keeps_the_rest() -> None:
     assert "--dependency=afterok:5,singleton" in argv
     assert "--requeue" not in argv
     assert "--comment=mine" not in argv
-    assert request.identity == Identity(uid=1001, gid=1002, umask=0o022)
+    assert request.identity == Identity(uid=1001, gid=1002)
     assert any("--requeue is not passed on" in note for note in script.notes)
 
 

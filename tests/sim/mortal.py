@@ -91,8 +91,8 @@ class MortalClient:
     def submit(self, request: SubmitRequest) -> Submitted:
         return self._act("submit", request)  # type: ignore[no-any-return]
 
-    def cancel(self, job_id: int) -> None:
-        self._act("cancel", job_id)
+    def cancel(self, job_id: int, identity: Identity | None = None) -> None:
+        self._act("cancel", job_id, identity)
 
     def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
         self._act("claim", job_id, token, identity)

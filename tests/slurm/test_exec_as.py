@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import resource
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from slurm import exec_as
 from slurm.errors import SlurmRefused
+from slurm.inherited import Inherited, SoftLimit
 from slurm.run_as import run_as
 from slurm.types import Identity
 
@@ -88,6 +90,25 @@ def test_what_a_person_preloads_is_loaded_by_the_tool_alone(tmp_path: Path) -> N
     complaints = [line for line in done.stderr.splitlines() if "/no/such.so" in line]
     assert done.stdout == "/no/such.so\n"
     assert len(complaints) == 1  # the tool's own; the program before it would have complained too
+
+
+LIMITS_SAID = """
+import resource
+print(*(resource.getrlimit(n) for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)))
+"""
+
+
+@pytest.mark.parametrize("identity", [None, pytest.param(NOBODY, marks=only_root)], ids=["as itself", "as another"])
+def test_the_persons_soft_limits_are_set_and_none_above_the_services_hard_one(
+    tmp_path: Path, identity: Identity | None
+) -> None:
+    path, most = make_tool(tmp_path, LIMITS_SAID), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    wanted = (SoftLimit(name="NOFILE", value=77), SoftLimit(name="CORE", value=0))
+    shell, greedy = Inherited(limits=wanted), Inherited(limits=(SoftLimit(name="NOFILE", value=2**62),))
+    done = run_as(("sbatch",), 30, {}, identity=identity, directory=None, path=path, inherited=shell)
+    assert done.stdout.startswith(f"(77, {most}) (0, "), done.stderr
+    done = run_as(("sbatch",), 30, {}, identity=identity, directory=None, path=path, inherited=greedy)
+    assert done.stdout.startswith(f"({most}, {most})"), done.stderr
 
 
 def test_an_environment_of_a_megabyte_arrives_whole(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from slurm import commands
 from slurm.client import CliClient
 from slurm.commands import FIELD_SEPARATOR, SACCT_FIELDS, SQUEUE_FIELDS
 from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable, SubmitUnconfirmed
+from slurm.inherited import AS_THE_SERVICE, Inherited, SoftLimit
 from slurm.run_tool import MAX_OUTPUT_BYTES, Completed, run_tool
 from slurm.types import Identity, SubmitRequest
 
@@ -429,6 +430,7 @@ class ToolsAs:
         self.answer = answer
         self.calls: list[tuple[tuple[str, ...], Identity | None, Path | None]] = []
         self.environments: list[Mapping[str, str]] = []
+        self.inherited: list[Inherited] = []
 
     def __call__(
         self,
@@ -438,8 +440,10 @@ class ToolsAs:
         *,
         identity: Identity | None,
         directory: Path | None,
+        inherited: Inherited = AS_THE_SERVICE,
     ) -> Completed:
         self.calls.append((argv, identity, directory))
+        self.inherited.append(inherited)
         self.environments.append(env)
         return self.answer
 
@@ -466,10 +470,20 @@ def test_sbatch_is_run_where_the_person_ran_it_and_with_their_environment() -> N
     assert tools_as.environments == [{"PATH": "/home/ada/bin"}]
 
 
-def test_a_job_is_claimed_as_its_owner() -> None:
-    tools_as = ToolsAs(OK)
-    CliClient(run=ScriptedTools(), run_as=tools_as).claim(7, TOKEN, ADA)
-    assert [identity for _, identity, _ in tools_as.calls] == [ADA]
+def test_a_job_is_claimed_and_cancelled_as_its_owner() -> None:
+    tools, tools_as = ScriptedTools(), ToolsAs(OK)
+    subject = CliClient(run=tools, run_as=tools_as)
+    subject.claim(7, TOKEN, ADA)
+    subject.cancel(7, ADA)
+    assert [(argv[0], identity) for argv, identity, _ in tools_as.calls] == [("scontrol", ADA), ("scancel", ADA)]
+    assert tools.calls == []
+
+
+def test_the_limits_of_the_persons_shell_reach_sbatch_under_the_services_own_account_too() -> None:
+    tools_as = ToolsAs(ACCEPTED)
+    shell = Inherited(umask=0o027, limits=(SoftLimit(name="NOFILE", value=99),))
+    CliClient(run=ScriptedTools(), run_as=tools_as).submit(replace(REQUEST, inherited=shell))
+    assert (tools_as.calls[0][1:], tools_as.inherited) == ((None, None), [shell])
 
 
 @pytest.mark.parametrize(

@@ -166,12 +166,13 @@ CREATE TABLE runs (
   is_paused INTEGER NOT NULL,
   owner_uid INTEGER NOT NULL,
   owner_gid INTEGER NOT NULL,
+  inherited TEXT NOT NULL,
   created_at TEXT NOT NULL,
   changed_at TEXT NOT NULL,
   released_at TEXT,
   final_step INTEGER
 );
-INSERT INTO "runs" VALUES('gpt','{"name":"gpt","command":["train.py"],"root":"/shared/runs","nodes":{"min":2,"max":3,"multiple_of":1,"spares":0,"procs_per_node":null},"workdir":"/","slurm":{"partition":null,"account":null,"qos":null,"time_limit":null,"gpus_per_node":null,"options":[]},"checkpoint":{"directory":null,"layout":"supervisor","every_s":600.0,"keep_last":3,"resume_from_complete":false,"verify_on_head_max_bytes":21474836480},"progress":{"pattern":"","start_min_s":60.0,"start_max_s":3600.0,"step_min_s":20.0,"step_max_s":900.0,"save_min_s":60.0,"save_max_s":1800.0,"eval_min_s":60.0,"eval_max_s":3600.0,"end_min_s":300.0,"end_max_s":1800.0},"restart":{"max_without_progress":3,"max_node_failures":10,"backoff_s":15.0,"backoff_max_s":600.0,"worker_restarts":0},"health":{"start_checks":true,"beat_interval_s":0.5,"silent_after_s":3.0,"confirm_s":1.5,"frozen_after_s":20.0}}',NULL,'active','',0,0,0,'2026-11-30T03:00:00.000000+00:00','2026-11-30T03:00:00.000000+00:00',NULL,NULL);
+INSERT INTO "runs" VALUES('gpt','{"name":"gpt","command":["train.py"],"root":"/shared/runs","nodes":{"min":2,"max":3,"multiple_of":1,"spares":0,"procs_per_node":null},"workdir":"/","slurm":{"partition":null,"account":null,"qos":null,"time_limit":null,"gpus_per_node":null,"warn_before_limit_s":120,"options":[]},"checkpoint":{"directory":null,"layout":"supervisor","every_s":600.0,"keep_last":3,"resume_from_complete":false,"verify_on_head_max_bytes":21474836480},"progress":{"pattern":"","start_min_s":60.0,"start_max_s":3600.0,"step_min_s":20.0,"step_max_s":900.0,"save_min_s":60.0,"save_max_s":1800.0,"eval_min_s":60.0,"eval_max_s":3600.0,"end_min_s":300.0,"end_max_s":1800.0},"restart":{"max_without_progress":3,"max_node_failures":10,"backoff_s":15.0,"backoff_max_s":600.0,"worker_restarts":0},"health":{"start_checks":true,"beat_interval_s":0.5,"silent_after_s":3.0,"confirm_s":1.5,"frozen_after_s":20.0}}',NULL,'active','',0,0,0,'{"umask":null,"limits":[]}','2026-11-30T03:00:00.000000+00:00','2026-11-30T03:00:00.000000+00:00',NULL,NULL);
 CREATE UNIQUE INDEX one_live_attempt ON attempts (run) WHERE state <> 'over';
 CREATE UNIQUE INDEX one_attempt_per_token ON attempts (token);
 CREATE INDEX interruptions_by_time ON interruptions (detected_at);

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from slurm.client import CliClient
-from slurm.types import SubmitRequest, Submitted
+from slurm.types import Identity, SubmitRequest, Submitted
 from supervisor import runlock
 from supervisor.clock import SystemClock
 from supervisor.config import load_settings
@@ -67,9 +67,9 @@ class MortalClient(CliClient):
         with mortal("act.submit"):
             return super().submit(request)
 
-    def cancel(self, job_id: int) -> None:
+    def cancel(self, job_id: int, identity: Identity | None = None) -> None:
         with mortal("act.cancel"):
-            super().cancel(job_id)
+            super().cancel(job_id, identity)
 
     def drain(self, node: str, reason: str) -> None:
         with mortal("act.drain"):
