@@ -139,6 +139,8 @@ class ExitRecord:
     node: str | None = None  # the node that is named by the evidence
     time: float
     nodes: Mapping[str, int | None] = field(default_factory=dict)  # exit code of each node, None: never reported
+    # Slurm sent SIGTERM to the step and not to the launcher: how a preemption with a grace time begins.
+    is_step_terminated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,6 @@ class Limits:
     peer_grace_s: float = 5.0  # after the first failure the others may end by themselves, with their own evidence
     silent_s: float = 60.0  # a silent node that nobody acted upon ends the step
     kill_s: float = 6.0  # for the nodes to kill their ranks and say so
-    terminated_s: float = 0.5  # nodes got SIGTERM and we did not: Slurm means to, or has left them time to save
     step_end_s: float = 5.0  # for srun to end after its nodes did
     # slurmstepd tells srun how its task ended. When nobody listens it tries again for 2 s, and its node stays
     # COMPLETING for as long: the next attempt would wait for it.
@@ -222,8 +221,8 @@ class Launcher:
         self._reported: tuple[float, object] = (0.0, None)
         self._signals: list[int] = []
         self._requests: list[int] = []  # signals for the training: save and exit
-        self._terminated_at: float | None = None  # the first node said that it got SIGTERM
-        self._is_grace = False
+        self._is_terminated = False  # SIGTERM or SIGINT came to the launcher
+        self._is_step_terminated = False  # a node got SIGTERM, from Slurm
         self._phase = "starting"
 
     def run(self) -> int:
@@ -244,7 +243,6 @@ class Launcher:
         self._look_at_srun()
         self._look_for_dead_agents()
         verdict = self._take_signals() or self._look_for_silence()
-        self._look_for_grace()
         if verdict is None:
             verdict = self._decide_start() if self._go is None else self._look_at_ends()
         self._report()
@@ -381,6 +379,7 @@ class Launcher:
                 self._tell_place(name)
         elif kind == "ended" and node.end is None:
             node.port = _integer(message.get("port")) or node.port
+            self._is_step_terminated |= message.get("terminated") is True
             self._end_node(
                 NodeEnd(
                     node=node.name,
@@ -391,9 +390,6 @@ class Launcher:
             )
         elif kind == "event":
             self._take_event(node, message)
-        elif kind == "terminated":
-            self._note("node.terminated", node.name)
-            self._take_termination(node.name)
 
     def _take_event(self, node: _Node, message: Message) -> None:
         event, at = message.get("event"), message.get("time")
@@ -595,6 +591,7 @@ class Launcher:
             node=verdict.node,
             time=time.time(),
             nodes={n.name: n.end.exit_code if n.end else None for n in self._nodes.values()},
+            is_step_terminated=self._is_step_terminated and not self._is_terminated,
         )
 
     # ---- reporting
@@ -649,6 +646,7 @@ class Launcher:
             if number in (signal.SIGUSR1, signal.SIGUSR2):
                 self._request_save(number, signal.Signals(number).name)
             elif number in (signal.SIGTERM, signal.SIGINT):
+                self._is_terminated = True
                 silent = sorted(self._silent_since, key=self._silent_since.__getitem__)
                 evidence = f"; silent: {', '.join(silent)}" if silent else ""
                 reason = f"the launcher received {signal.Signals(number).name}{evidence}"
@@ -665,22 +663,6 @@ class Launcher:
 
     def _tell_request(self, name: str, count: int) -> None:
         self._server.send(name, {"type": "signal", "number": self._requests[count], "count": count + 1})
-
-    def _take_termination(self, name: str) -> None:
-        if self._phase == "ending":
-            self._server.send(name, {"type": "kill", "reason": "the job ends"})
-        elif self._is_grace:  # said already; this node needs to hear it, as it waits for our word
-            self._tell_request(name, len(self._requests) - 1)
-        elif self._terminated_at is None:
-            self._terminated_at = time.monotonic()
-
-    def _look_for_grace(self) -> None:
-        """SIGTERM to the nodes but not to us: a preemption that leaves time (GraceTime). What is left is for saving."""
-        if self._terminated_at is None or self._is_grace:
-            return
-        if time.monotonic() - self._terminated_at > self._limits.terminated_s:
-            self._is_grace = True
-            self._request_save(signal.SIGUSR1, "SIGTERM to the nodes, not to the job: it is about to be preempted")
 
 
 def _integer(value: object) -> int:

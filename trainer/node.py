@@ -33,7 +33,6 @@ from trainer.descendants import has_children, kill_descendants, set_process_ties
 from trainer.verdict import EXIT_MISCONFIGURED
 
 LAUNCHER_LOST_S = 10.0  # without a word from the launcher for this long a node stops its ranks
-TERMINATED_S = 2.0  # the launcher says within this time what a SIGTERM to the node means
 LOG_TAIL_BYTES = 64 * 1024
 NCCL_TAIL_BYTES = 4096  # of each process
 CONSOLE_TAIL_BYTES = 4096  # of a failing worker's error output, repeated in the job's log
@@ -357,9 +356,8 @@ class NodeAgent:
         self._requests: dict[int, int] = {}  # signals that the training is to get, by the launcher's count
         self._told: dict[int, set[int]] = {}  # who has had each of them
         self._untold: set[int] = set()
-        self._terminated_at: float | None = None  # SIGTERM came, and the launcher has not said what it means
+        self._is_terminated = False  # SIGTERM came to this node
         self._own_requests = 0  # sent to this node alone: counted downwards
-        self._step_daemon = os.getppid()
         self._events: list[Message] = []
         self._client = BeatClient(
             address=launcher,
@@ -402,8 +400,6 @@ class NodeAgent:
                 self._state = "spare"
             elif kind == "signal":
                 self._take_request(order)
-            elif kind == "terminated":
-                self._ask_what_it_means()
             elif kind == "kill":
                 self._end(int(order.get("exit_code", EXIT_TERMINATED)), str(order.get("reason", "told to stop")))
             elif kind == "bye":
@@ -411,8 +407,6 @@ class NodeAgent:
             self._look_at_checks()
             self._look_at_training()
             self._pass_requests_on()
-            if self._terminated_at is not None and time.monotonic() - self._terminated_at > TERMINATED_S:
-                self._end(EXIT_TERMINATED, "signal SIGTERM")
             if self._client.is_lost():
                 self._end(EXIT_TERMINATED, f"no word from the launcher for {self._lost_after_s:g} s: ranks stopped")
                 return self._finish()
@@ -423,8 +417,6 @@ class NodeAgent:
 
     def _list_news(self) -> list[Message]:
         news = (*self._events, self._checked, self._listening, self._ended)
-        if self._terminated_at is not None:
-            news = (*news, {"type": "terminated"})
         return [message for message in news if message is not None]
 
     def _next_order(self) -> Message:
@@ -525,11 +517,10 @@ class NodeAgent:
                 self._failure = report if report["type"] == "failed" else self._failure
             self._end(code, self._describe_end(code))
 
-    # ---- requests to save, and SIGTERM
+    # ---- requests to save
 
     def _take_request(self, order: Message) -> None:
-        """Remember a signal for the training, which may not run yet; SIGTERM then meant no more than this."""
-        self._terminated_at = None
+        """Remember a signal for the training, which may not run yet."""
         count, number = int(order.get("count", 0)), int(order["number"])
         if count not in self._requests:
             self._requests[count] = number
@@ -543,14 +534,6 @@ class NodeAgent:
             pid, workers = self._runner.process.pid, self._spec.procs_per_node
             if signal_workers(self._requests[count], pid, workers=workers, told=self._told[count]):
                 self._untold.discard(count)
-
-    def _ask_what_it_means(self) -> None:
-        """Slurm sends SIGTERM to the steps alone when a preemption leaves time, and to the launcher too at the end."""
-        if os.getppid() != self._step_daemon or not self._client.local_address:
-            self._end(EXIT_TERMINATED, "signal SIGTERM")
-        elif self._terminated_at is None:
-            self._terminated_at = time.monotonic()
-            self._client.send({"type": "terminated"})
 
     def _look_at_rendezvous(self) -> None:
         """Say when the others may come: who knocks before torchrun listens waits half a second in vain."""
@@ -587,6 +570,7 @@ class NodeAgent:
             "exit_code": code,
             "reason": reason,
             "victim": is_victim(tail),
+            "terminated": self._is_terminated,
             "rank": self._failure.get("rank"),
             "port": self._port(),
         }
@@ -643,13 +627,14 @@ class NodeAgent:
     def _install_signals(self) -> None:
         def stop(number: int, _frame: object) -> None:
             reason = f"signal {signal.Signals(number).name}"
+            self._is_terminated = number == signal.SIGTERM
             self._client.inbox.put({"type": "kill", "exit_code": 128 + number, "reason": reason})
 
         def forward(number: int, _frame: object) -> None:
             self._own_requests -= 1
             self._client.inbox.put({"type": "signal", "number": number, "count": self._own_requests})
 
-        signal.signal(signal.SIGTERM, lambda _number, _frame: self._client.inbox.put({"type": "terminated"}))
+        signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
         signal.signal(signal.SIGUSR1, forward)
         signal.signal(signal.SIGUSR2, forward)

@@ -459,11 +459,25 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
         end = _SLURM_EXIT_ENDS[job.exit_code]
         is_curable = end is not AttemptEnd.DO_NOT_RESTART
         return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code, is_curable=is_curable)
+    if end is None and _is_step_terminated(sight):
+        return _preempted(detail, job.exit_code)
     if end is None:
         return _crashed(sight, detail, exit_code=job.exit_code, node=None, nodes=nodes[:1])
     if end is AttemptEnd.NODE_FAILED:
         return Ended(end=end, detail=detail, nodes=nodes, evidence=_evidence(sight, detail), exit_code=job.exit_code)
     return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code)
+
+
+def _is_step_terminated(sight: Sight) -> bool:
+    record = sight.view.exit if sight.view is not None else None
+    is_ours = record is not None and record.attempt == sight.attempt.number
+    return is_ours and record is not None and record.is_step_terminated and record.exit_code == SIGTERM_EXIT
+
+
+def _preempted(detail: str, exit_code: int | None) -> Ended:
+    """Of a preemption with a grace time only the step hears at first; a job that ends upon it is FAILED to Slurm."""
+    line = "SIGTERM came to the step and not to the launcher: a preemption with a grace time (or scancel --signal)"
+    return Ended(end=AttemptEnd.PREEMPTED, detail=f"{detail}: {line}", evidence=(line,), exit_code=exit_code)
 
 
 def _requeued_by_slurm(sight: Sight) -> Ended | None:
@@ -514,6 +528,8 @@ def _terminated(sight: Sight) -> Ended | None:
     waited = sight.view.launch.unchanged_s if sight.view is not None and sight.view.launch is not None else 0.0
     if waited < SIGTERM_WAIT_S:
         return None
+    if _is_step_terminated(sight):
+        return _preempted("terminated", record.exit_code)
     return _crashed(sight, "terminated, and Slurm did not say why", exit_code=record.exit_code, node=record.node)
 
 

@@ -389,3 +389,24 @@ def test_an_exit_record_without_a_word_still_says_its_code() -> None:
     ended = judge_end(sight(view=view(exit=exit_record(1, reason=""))))
     assert ended is not None
     assert ended.detail == "exit code 1"
+
+
+STEP_TERMINATED = replace(exit_record(143), is_step_terminated=True)
+
+
+def test_a_job_that_ends_upon_sigterm_to_its_step_alone_was_preempted_though_slurm_says_failed() -> None:
+    failed = job(state=JobState.FAILED, exit_code=143)
+    assert end_of(judge_end(sight(attempt(), failed, view=view(exit=STEP_TERMINATED)))) is AttemptEnd.PREEMPTED
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.TIMEOUT])
+def test_sigterm_to_the_step_says_nothing_where_slurm_says_why(state: JobState) -> None:
+    """RR-03: the cause comes from the final state."""
+    ended = judge_end(sight(attempt(), job(state=state), view=view(exit=STEP_TERMINATED)))
+    assert end_of(ended) in (AttemptEnd.CANCELLED, AttemptEnd.TIME_LIMIT)
+
+
+def test_sigterm_to_the_step_alone_counts_as_preemption_where_slurm_has_forgotten_the_job() -> None:
+    gone = attempt(submitted_at=ago(100))
+    seen = sight(gone, view=view(exit=STEP_TERMINATED, launch=launch(unchanged_s=60)))
+    assert end_of(judge_end(seen)) is AttemptEnd.PREEMPTED

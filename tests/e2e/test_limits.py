@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from slurm.sandbox import Sandbox
 from supervisor.model import Attempt, AttemptEnd
+from tests.e2e.conftest import OpenStage
 from tests.e2e.stage import Stage
 
 pytestmark = pytest.mark.slurm
@@ -24,7 +26,9 @@ PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 
 def ask(stage: Stage, *command: str) -> str:
     """One of Slurm's own tools, as a person uses it."""
-    return stage.sandbox.run(*command).stdout.strip()
+    ended = stage.sandbox.run(*command)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
 
 
 def await_end(stage: Stage, number: int = 1, limit_s: float = 30) -> Attempt:
@@ -74,3 +78,92 @@ def test_a_training_that_ignores_the_warning_goes_on_from_its_last_checkpoint(wa
     assert first.last_step is not None
     assert 0 < second.resume_step <= first.last_step
     assert [i.is_planned for i in warned.interruptions("ignores")] == [True]
+
+
+# ---- preemption
+
+
+def preempt(stage: Stage) -> int:
+    """A short job of more weight takes the whole cluster; its number."""
+    return int(ask(stage, "sbatch", "--parsable", "-p", "high", "-N1", "--exclusive", "--wrap=sleep 1"))
+
+
+def submit_to(stage: Stage, partition: str, *training: str) -> Attempt:
+    stage.submit("r", *training, max_without_progress=1, more=f'[slurm]\npartition = "{partition}"')
+    return stage.await_step(1)
+
+
+def test_a_preemption_that_sends_our_signal_leaves_time_to_save(open_stage: OpenStage) -> None:
+    user_signal = "SlurmctldParameters=preempt_send_user_signal"
+    stage = open_stage(nodes=1, extra_conf=f"{PREEMPTION.format(mode='CANCEL', grace_s=30)}{user_signal}\n")
+    submit_to(stage, "low", *SAVES)
+    preempt(stage)
+    first = await_end(stage)
+    assert first.end is AttemptEnd.SAVED
+    assert stage.await_step(2).resume_step == first.last_step
+
+
+@pytest.mark.parametrize(("mode", "grace_s"), [("CANCEL", 0), ("CANCEL", 30), ("REQUEUE", 0)])
+def test_any_other_preemption_costs_no_restart_and_drains_nobody(
+    open_stage: OpenStage, mode: str, grace_s: int
+) -> None:
+    """With a grace time Slurm sends SIGTERM to every process of the step, torchrun and ranks among them.
+
+    REQUEUE: a job that Slurm may not requeue is cancelled, and it is we who submit the next one.
+    """
+    stage = open_stage(nodes=1, extra_conf=PREEMPTION.format(mode=mode, grace_s=grace_s))
+    job_id = submit_to(stage, "low", "save_every=100000").job_id
+    other = preempt(stage)
+    first = await_end(stage)
+    second = stage.await_step(2)
+    assert (first.end, first.slurm_restarts) == (AttemptEnd.PREEMPTED, 0)
+    assert {job.job_id for job in stage.jobs()} >= {job_id, other, second.job_id}
+    assert stage.run().state == "active"
+    assert stage.drained() == {}
+
+
+# ---- what people do with Slurm's own tools
+
+
+def test_a_job_that_an_admin_requeues_is_ended_and_the_run_goes_on_in_one_of_ours(stage: Stage) -> None:
+    """Our jobs are --no-requeue, so Slurm refuses until somebody changes that."""
+    stage.submit("r")
+    job_id = stage.await_step(1).job_id
+    refused = stage.sandbox.run("scontrol", "requeue", str(job_id))
+    assert refused.returncode != 0
+    assert not stage.attempt(1).is_over
+    ask(stage, "scontrol", "update", f"JobId={job_id}", "Requeue=1")
+    ask(stage, "scontrol", "requeue", str(job_id))
+    first = await_end(stage)
+    assert "requeued" in first.end_detail
+    second = stage.await_step(2)
+    states = {job.job_id: job.is_ended for job in stage.jobs()}
+    assert states == {job_id: True, second.job_id: False}
+
+
+def test_a_job_that_is_held_waits_until_a_person_releases_it(stage: Stage) -> None:
+    others = ask(stage, "sbatch", "--parsable", "-N2", "--exclusive", "--wrap=sleep 100")
+    stage.submit("r")
+    job_id = stage.wait("a job", lambda: stage.attempts() and stage.attempt(1).job_id)
+    ask(stage, "scontrol", "hold", str(job_id))
+    ask(stage, "scancel", others)
+    stage.wait("the reason", lambda: "held until someone releases it" in stage.run().reason)
+    ask(stage, "srun", "-N2", "--exclusive", "true")  # there is room for it
+    assert [(job.job_id, job.is_pending) for job in stage.jobs() if job.is_live] == [(job_id, True)]
+    assert stage.run().state == "active"
+    ask(stage, "scontrol", "release", str(job_id))
+    assert stage.await_step(1).job_id == job_id
+    stage.wait("no reason", lambda: not stage.run().reason)
+
+
+def test_a_suspended_job_is_no_stall_and_goes_on_when_it_is_resumed(stage: Stage) -> None:
+    stage.submit("r", step_max_s=1)
+    job_id = stage.await_step(1).job_id
+    ask(stage, "scontrol", "suspend", str(job_id))
+    stage.wait("suspended", lambda: stage.attempt(1).phase == "suspended")
+    told = stage.run().spec.paths.progress(1)
+    stage.wait("silence for longer than a stall may last", lambda: time.time() - told.stat().st_mtime > 2)
+    ask(stage, "scontrol", "resume", str(job_id))
+    stage.wait("some more steps", lambda: (stage.attempt(1).last_step or 0) > 20)
+    assert stage.live_attempts() == [1]
+    assert stage.interruptions() == ()
