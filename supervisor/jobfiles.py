@@ -49,6 +49,46 @@ def open_folder(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]
 
 
 @contextmanager
+def open_own_folder(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder of this account's, by its own name or by a link that this account has made.
+
+    Raises NotAFile for what somebody else has put there: their links and folders would have this account's rights read
+    or write what they choose. OSError otherwise.
+    """
+    try:
+        found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NOT_OPENED:
+            raise NotAFile(f"{path}: not a folder: {error.strerror}") from None
+        raise
+    try:
+        here = os.fstat(found)
+        _require_own(path, here)
+        if not stat.S_ISLNK(here.st_mode):
+            fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:  # read from the link that was looked at, whatever has its name by now
+            target = os.path.join(os.path.dirname(path), os.readlink("", dir_fd=found))  # noqa: PTH118, PTH120
+            fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno in _NOT_OPENED:
+            raise NotAFile(f"{path}: not a folder: {error.strerror}") from None
+        raise
+    finally:
+        os.close(found)
+    try:
+        _require_own(path, os.fstat(fd))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _require_own(path: str | Path, found: os.stat_result) -> None:
+    # Root's is as good; nobody's is what everything belongs to on a share that knows no accounts.
+    if found.st_uid not in {os.geteuid(), 0, _NOBODY}:
+        raise NotAFile(f"{path}: belongs to uid {found.st_uid}, not to uid {os.geteuid()}")
+
+
+@contextmanager
 def open_parent(dir_fd: int, relative: str) -> Iterator[tuple[int, str]]:
     """(descriptor of the folder that holds `relative`, last name); no component may be a symbolic link."""
     *folders, name = PurePosixPath(relative).parts
@@ -112,6 +152,8 @@ def _read(fd: int, max_bytes: int) -> bytes:
         parts += data
     return bytes(parts)
 
+
+_NOBODY = 65534
 
 # ELOOP: a link; ENXIO: a socket or a FIFO without a reader; ENOTDIR: a component is no folder
 _NOT_OPENED = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOTDIR})

@@ -13,8 +13,8 @@ import stat
 import sys
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +23,7 @@ import msgspec
 import xxhash
 
 from supervisor.child import Wire, serve
-from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_parent, read_bounded, read_end
+from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_own_folder, open_parent, read_bounded, read_end
 from supervisor.layouts.survey import NoFolder, Survey
 from supervisor.logsteps import LogSteps, find_step
 from supervisor.model import CheckpointView
@@ -132,8 +132,15 @@ class Notes:
 def read_run(question: Question, cache: CheckpointCache) -> Findings:
     """Everything that a cycle wants to know of one run; raises OSError when the run directory itself can't be read."""
     run_dir = Path(question.path)
-    if not stat.S_ISDIR(run_dir.stat().st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(run_dir))
+    with open_own_folder(run_dir) as before:
+        findings = _read_contents(question, run_dir, cache)
+        with open_own_folder(run_dir) as after:
+            if not os.path.sameopenfile(before, after):
+                raise NotAFile(f"{run_dir}: another folder has its name now")
+    return findings
+
+
+def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) -> Findings:
     paths, attempt, notes = RunPaths(run_dir), question.attempt, Notes(run_dir)
     progress, progress_content = _read_record(Progress, paths.progress(attempt), SMALL_BYTES, attempt, notes)
     launch, launch_content = _read_record(LaunchReport, paths.launch_report(attempt), LAUNCH_BYTES, attempt, notes)
@@ -419,32 +426,45 @@ def _add_verification(view: CheckpointView, folder: int, manifest_digest: str) -
 
 
 def write_attempt(question: Question) -> bytes:
-    """Make the folders of one attempt and publish its files (names relative to the attempt's folder)."""
-    paths = RunPaths(Path(question.path))
-    attempt_dir = paths.attempt_dir(question.attempt)
-    for folder in (
-        attempt_dir / "nodes",
-        paths.logs(question.attempt),
-        paths.progress(question.attempt).parent,
-        paths.checkpoints(),
-    ):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, text in question.files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{name!r} leaves the attempt's folder")
-        contract.write_bytes(attempt_dir / name, b64decode(text))
-    contract.fsync_dir(attempt_dir.parent)
-    contract.fsync_dir(paths.run_dir)
+    """Make the folders of one attempt and publish its files (names relative to the attempt's folder).
+
+    Every folder is entered by its descriptor: who can put others in their place meanwhile changes nothing.
+    """
+    run_dir = Path(question.path)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with open_own_folder(run_dir) as run_fd:
+        for name in ("progress", "checkpoints"):
+            with _made(run_fd, name):
+                pass
+        with _made(run_fd, "attempts") as attempts_fd, _made(attempts_fd, str(question.attempt)) as attempt_fd:
+            for name in ("nodes", "logs"):
+                with _made(attempt_fd, name):
+                    pass
+            for name, text in question.files.items():
+                if "/" in name or name in {"", ".", ".."}:
+                    raise ValueError(f"{name!r} leaves the attempt's folder")
+                contract.write_bytes(Path(f"/proc/self/fd/{attempt_fd}", name), b64decode(text))
+            os.fsync(attempts_fd)
+        os.fsync(run_fd)
     with suppress(PermissionError):  # the folder above may be somebody else's
-        contract.fsync_dir(paths.run_dir.parent)
+        contract.fsync_dir(run_dir.parent)
     return b""
+
+
+@contextmanager
+def _made(parent: int, name: str) -> Iterator[int]:
+    """A folder of this account's below another, made if it is not there."""
+    with suppress(FileExistsError):
+        os.mkdir(name, dir_fd=parent)
+    with open_own_folder(name, dir_fd=parent) as fd:
+        yield fd
 
 
 def prune_checkpoint(question: Question) -> bytes:
     """Remove one checkpoint folder: the manifest first, so that a half-removed one is no checkpoint. Gone is done."""
     name = contract.checkpoint_name(question.step, question.attempt)
     try:
-        with open_folder(RunPaths(Path(question.path)).checkpoints()) as checkpoints:
+        with open_own_folder(question.path) as run_fd, open_folder("checkpoints", dir_fd=run_fd) as checkpoints:
             with open_folder(name, dir_fd=checkpoints) as folder:
                 for published in (MANIFEST_NAME, VERIFIED_NAME):
                     _unlink(published, folder)
