@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import structlog
 
@@ -216,8 +217,7 @@ class Executor:
             says = error.stderr[:_SAYS_CHARS] if run.script is not None else ""
             return self._refuse_attempt(attempt, AttemptEnd.REFUSED, _first_line(error), says=says)
         finally:
-            if run.script is not None:
-                self._submissions.remove_batch(run.name, attempt.number)
+            self._submissions.remove_batch(run.name, attempt.number)
         after = self._submitted(attempt, submitted.job_id)
         text = f"job {submitted.job_id}" + (f"; sbatch says: {submitted.warnings}" if submitted.warnings else "")
         return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason="submitted"),))
@@ -274,9 +274,12 @@ class Executor:
         )
         files = {"attempt.json": contract.render_json(job_spec), "batch.sh": script.encode()}
         self._owners.reader(run).write_attempt(spec.run_dir, attempt.number, files)
+        identity = self._identity(run)
+        batch = directory / "batch.sh"
+        if identity is not None:  # others may be able to put another file there, and sbatch would run it as the owner
+            batch = self._write_batch(run, attempt, script, identity)
         return SubmitRequest(
-            # sbatch reads it with the owner's rights: a link there shows nothing that the owner can't see.
-            script=directory / "batch.sh",
+            script=batch,
             token=attempt.token,
             job_name=run.name,
             nodes=attempt.nodes_wanted + attempt.spares,
@@ -289,9 +292,16 @@ class Executor:
             gpus_per_node=spec.slurm.gpus_per_node,
             exclude=attempt.exclude,
             options=(*render_warning(spec.slurm.warn_before_limit_s, spec.slurm.time_limit), *spec.slurm.options),
-            identity=self._identity(run),
+            identity=identity,
             inherited=run.inherited,
         )
+
+    def _write_batch(self, run: Run, attempt: Attempt, text: str, identity: Identity | None) -> Path:
+        owner = None if identity is None else (identity.uid, identity.gid)
+        try:
+            return self._submissions.write_batch(run.name, attempt.number, text, owner)
+        except OSError as error:
+            raise RunDirUnreadable(f"batch script: {error}") from None
 
     def _prepare_script(
         self, run: Run, script: ScriptSpec, attempt: Attempt, attempts: tuple[Attempt, ...]
@@ -299,18 +309,13 @@ class Executor:
         """A person's own batch script, under a name that nobody but the service can put anything else behind."""
         kept = self._submissions.load(run.name, digest=script.digest)
         self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
-        uid, gid = self._owners.identity(run)
-        owner = None if uid is None or gid is None else (uid, gid)
-        try:
-            batch = self._submissions.write_batch(run.name, attempt.number, kept.text, owner)
-        except OSError as error:
-            raise RunDirUnreadable(f"batch script: {error}") from None
+        identity = self._identity(run)
         return render_submission(
             run,
             attempt,
-            batch=batch,
+            batch=self._write_batch(run, attempt, kept.text, identity),
             environment=kept.environment,
-            identity=owner,
+            identity=None if identity is None else (identity.uid, identity.gid),
             is_first=is_first_submission(attempts, attempt.number),
         )
 
