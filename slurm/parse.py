@@ -133,6 +133,7 @@ class _SqueueReader:
             start_at=parse_time(start, self._tz) if names else None,
             # Of a job that runs squeue prints the end of its time limit.
             end_at=parse_time(end, self._tz) if is_over else None,
+            limit_at=parse_time(end, self._tz) if state is JobState.RUNNING and not is_over else None,
             exit_code=exit_code,
             exit_signal=exit_signal,
             restarts=int(restarts) if is_number(restarts) else 0,

@@ -149,6 +149,7 @@ def _squeue_job(row: Row) -> JobRecord:
         # As with text: without nodes it never started, and the end of one that runs is that of its time limit.
         start_at=_instant(row.get("start_time")) if nodes else None,
         end_at=_instant(row.get("end_time")) if is_over else None,
+        limit_at=_instant(row.get("end_time")) if state is JobState.RUNNING and not is_over else None,
         exit_code=exit_code,
         exit_signal=exit_signal,
         restarts=_number(row.get("restart_cnt")) or 0,

@@ -379,6 +379,7 @@ def parse_job_row(row: Row) -> JobRecord:
         submit_at=_instant(row["submit_time"]),
         start_at=_instant(row["start_time"]) if nodes else None,
         end_at=_instant(row["end_time"]) if is_over else None,
+        limit_at=_instant(row["end_time"]) if state is JobState.RUNNING and not is_over else None,
         exit_code=exit_code,
         exit_signal=exit_signal,
         restarts=int(row["requeue_count"] or 0),
