@@ -1,0 +1,190 @@
+"""Two real accounts of this host and a group, for the time of a test session; and a Python that they may run."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+import pwd
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+NAMES = ("sup-test-a", "sup-test-b")
+GROUP = "sup-test-admin"
+_LOCK = Path("/run/lock/sup-test-accounts.lock")  # two sessions would take each other's accounts away
+_LOCK_WAIT_S = 120.0
+_HEAVY = ("torch*", "functorch", "nvidia", "triton", "sympy", "mypy*", "networkx", "scipy*", "pandas*", "__pycache__")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """An account at a shell in its home, which is closed to others."""
+
+    name: str
+    uid: int
+    gid: int
+    home: Path
+    python: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def run(
+        self,
+        *argv: str,
+        groups: tuple[int, ...] = (),
+        umask: int = 0o077,
+        limits: Mapping[int, int] | None = None,
+        cwd: Path | None = None,
+        **env: str,
+    ) -> subprocess.CompletedProcess[str]:
+        """A command as this person and nothing of root's; the caller reads its exit code."""
+
+        def limit() -> None:
+            for number, soft in (limits or {}).items():
+                resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
+
+        return subprocess.run(
+            argv,
+            user=self.uid,
+            group=self.gid,
+            extra_groups=[self.gid, *groups],
+            umask=umask,
+            cwd=cwd or self.home,
+            env={**self.env, "HOME": str(self.home), "USER": self.name, "LOGNAME": self.name, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+            preexec_fn=limit,
+        )
+
+    def supervisor(self, *words: str, **more: object) -> subprocess.CompletedProcess[str]:
+        """A `supervisor` command; `more` as for run."""
+        return self.run(str(self.python), "-P", "-s", "-m", "supervisor", *words, **more)  # type: ignore[arg-type]
+
+    def write(self, name: str, text: str) -> Path:
+        """A file of this person's in the home."""
+        path = self.home / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        for made in {path, path.parent}:
+            os.lchown(made, self.uid, self.gid)
+        return path
+
+
+@contextmanager
+def accounts() -> Iterator[tuple[pwd.struct_passwd, ...]]:
+    """The accounts, made now or left by a session that was killed; at the end they and their processes are gone."""
+    with _alone():
+        subprocess.run(["groupadd", "--force", GROUP], check=True, capture_output=True, timeout=30)
+        for name in NAMES:
+            if not _exists(name):
+                argv = ["useradd", "--no-create-home", "--home-dir=/nonexistent", "--user-group", name]
+                subprocess.run(argv, check=True, capture_output=True, timeout=30)
+        found = tuple(pwd.getpwnam(name) for name in NAMES)
+        try:
+            end_processes({entry.pw_uid for entry in found})
+            yield found
+        finally:
+            end_processes({entry.pw_uid for entry in found})
+            for name in NAMES:
+                subprocess.run(["userdel", "--force", name], check=False, capture_output=True, timeout=30)
+            subprocess.run(["groupdel", GROUP], check=False, capture_output=True, timeout=30)
+
+
+def admin_gid() -> int:
+    return grp.getgrnam(GROUP).gr_gid
+
+
+def _exists(name: str) -> bool:
+    with suppress(KeyError):
+        return bool(pwd.getpwnam(name))
+    return False
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    until = time.monotonic() + _LOCK_WAIT_S
+    with _LOCK.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < until, "another test session uses these accounts"
+                time.sleep(0.2)
+        yield
+
+
+def end_processes(uids: set[int]) -> None:
+    """Kill whatever runs under these accounts, until nothing does."""
+    until = time.monotonic() + 10
+    while (left := _processes_of(uids)) and time.monotonic() < until:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _processes_of(uids: set[int]) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            lines = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+            if int(folder.name) and int(lines["Uid"].split()[0]) in uids and lines["State"].split()[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+# ---------------------------------------------------------------- a Python for everybody
+
+
+def make_python(folder: Path) -> Path | None:
+    """An interpreter in `folder` that any account may run, with this project in it; None when there is none."""
+    base = _find_interpreter()
+    if base is None:
+        return None
+    site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    site.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin/python").symlink_to(base)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
+    packages = Path(sysconfig.get_path("purelib"))
+    places = [_place(CHECKOUT, folder / "checkout"), _place(packages, folder / "packages")]
+    (site / "places.pth").write_text("".join(f"{place}\n" for place in places))
+    return folder / "bin/python"
+
+
+def _find_interpreter() -> Path | None:
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    own = Path(sys.executable).resolve()
+    others = (shutil.which(name, path=place) for place in ("/usr/bin", "/usr/local/bin", "/opt/bin"))
+    candidates = [own, *(Path(path).resolve() for path in others if path)]
+    return next((path for path in candidates if _is_open(path)), None)
+
+
+def _place(source: Path, copy: Path) -> Path:
+    """The folder itself where everybody gets to it, else a copy without what the head node never imports."""
+    if _is_open(source):
+        return source
+    if source == CHECKOUT:
+        for package in ("slurm", "supervisor", "trainer"):
+            shutil.copytree(source / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*_HEAVY))
+    return copy
+
+
+def _is_open(path: Path) -> bool:
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))

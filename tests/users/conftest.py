@@ -1,0 +1,84 @@
+"""A root daemon on a real cluster, and two people who use it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm.sandbox import Sandbox
+from tests.e2e.stage import Stage
+from tests.users.accounts import GROUP, Person, accounts, make_python
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What all tests here share: a folder that everybody gets through, a cluster, a Python, two accounts."""
+
+    folder: Path
+    sandbox: Sandbox
+    python: Path
+    entries: tuple[pwd.struct_passwd, ...]
+
+    def stage(self, name: str) -> Stage:
+        """A service that is not started yet; members of a group are its admins."""
+        made = Stage(self.folder / name, self.sandbox)
+        made.config.write_text(made.config.read_text().replace("[control]", f'[control]\nadmin_group = "{GROUP}"'))
+        return made
+
+    def people(self, stage: Stage) -> tuple[Person, Person]:
+        """Both accounts at shells that know this service."""
+        env = {"PATH": os.environ["PATH"], **self.sandbox.env, "SUPERVISOR_CONFIG": str(stage.config)}
+        first, second = (self._person(entry, stage, env) for entry in self.entries)
+        return first, second
+
+    def _person(self, entry: pwd.struct_passwd, stage: Stage, env: dict[str, str]) -> Person:
+        home = self.folder / f"home-{entry.pw_name}-{stage.directory.name}"
+        home.mkdir(mode=0o700)
+        os.chown(home, entry.pw_uid, entry.pw_gid)
+        return Person(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, home=home, python=self.python, env=env)
+
+
+@pytest.fixture(scope="package")
+def place() -> Iterator[Place]:
+    if os.geteuid() != 0 or shutil.which("useradd") is None:
+        pytest.skip("two real accounts are made: that needs root and useradd")
+    folder = Path(tempfile.mkdtemp(prefix="users-"))
+    folder.chmod(0o755)
+    try:
+        python = make_python(folder / "python")
+        if python is None:
+            pytest.skip("no Python of this version that other accounts may run (python3 in /usr/bin)")
+        with (
+            accounts() as entries,
+            Sandbox.start(nodes=4, directory=folder / "sandbox", extra_conf="PropagateResourceLimits=ALL\n") as sandbox,
+        ):
+            yield Place(folder=folder, sandbox=sandbox, python=python, entries=entries)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A daemon that runs as root, and two people."""
+
+    stage: Stage
+    a: Person
+    b: Person
+
+
+@pytest.fixture(scope="package")
+def service(place: Place) -> Iterator[Service]:
+    stage = place.stage("service")
+    a, b = place.people(stage)
+    stage.start_daemon()
+    try:
+        yield Service(stage=stage, a=a, b=b)
+    finally:
+        stage.close()
