@@ -454,6 +454,9 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
     nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
     if job.state is JobState.CANCELLED and nodes:
         return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
+    if job.state is JobState.CANCELLED and _was_never_launched(sight, job):
+        detail = f"{detail}, and was never launched on {job.nodes[0]}: Slurm gives up so what it may not requeue"
+        return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, hint=job.nodes[0], evidence=(detail,))
     end = _STATE_ENDS.get(job.state)
     if end is None and job.exit_code in _SLURM_EXIT_ENDS:  # the launcher's code; its record may show up later
         end = _SLURM_EXIT_ENDS[job.exit_code]
@@ -478,6 +481,22 @@ def _preempted(detail: str, exit_code: int | None) -> Ended:
     """Of a preemption with a grace time only the step hears at first; a job that ends upon it is FAILED to Slurm."""
     line = "SIGTERM came to the step and not to the launcher: a preemption with a grace time (or scancel --signal)"
     return Ended(end=AttemptEnd.PREEMPTED, detail=f"{detail}: {line}", evidence=(line,), exit_code=exit_code)
+
+
+_LAUNCH_S = 1.0
+
+
+def _was_never_launched(sight: Sight, job: JobRecord) -> bool:
+    """A job that slurmd could not launch is cancelled by Slurm itself, at once and without a word of it: no person did.
+
+    For example one with a number that slurmd still knows from before the controller lost its state (seen on 22.05).
+    """
+    view = sight.view
+    if view is None or view.launch is not None or view.exit is not None or (view.log is not None and view.log.value):
+        return False
+    if not job.nodes or job.start_at is None or job.end_at is None:
+        return False
+    return (job.end_at - job.start_at).total_seconds() <= _LAUNCH_S
 
 
 def _requeued_by_slurm(sight: Sight) -> Ended | None:

@@ -22,10 +22,12 @@ from tests.core.builders import (
     job,
     launch,
     node,
+    node_in,
     over,
     plan_for,
     progress,
     run,
+    run_state,
     sight,
     snapshot,
     view,
@@ -145,3 +147,33 @@ def test_a_number_that_slurm_has_given_to_somebody_else_is_not_cancelled() -> No
     stopping = run(state=RunState.STOPPING, reason="uid 0 said so")
     plan = plan_for(world(over(is_job_gone=False), of=stopping), snapshot(theirs, view=view(launch=launch())))
     assert intents_of(plan, IntentKind.CANCEL) == ()
+
+
+# ---------------------------------------------------------------- what slurmd would not launch
+
+
+def test_a_job_that_slurm_cancelled_because_it_could_not_launch_it_was_not_cancelled_by_a_person() -> None:
+    """A number that a slurmd still knows from before the controller lost its state."""
+    never = job(state=JobState.CANCELLED, start_at=ago(10), end_at=ago(9))
+    plan = plan_for(world(attempt()), snapshot(never, view=view()))
+    assert attempt_in(plan).end is AttemptEnd.NODE_FAILED
+    assert run_state(plan) is None
+    assert node_in(plan, "n1") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"end_at": ago(5)}, {}),
+        ({"nodes": ()}, {}),
+        ({"start_at": None}, {}),
+        ({}, {"launch": launch(unchanged_s=30)}),
+        ({}, {"log": Seen(value=7, unchanged_s=30)}),
+    ],
+    ids=["ran", "was pending", "never started", "launched", "has spoken"],
+)
+def test_a_job_that_a_person_cancelled_is_not_taken_for_one_that_could_not_be_launched(
+    changes: dict[str, Any], seen: dict[str, Any]
+) -> None:
+    cancelled = job(state=JobState.CANCELLED, **({"start_at": ago(10), "end_at": ago(9)} | changes))
+    assert attempt_in(plan_for(world(attempt()), snapshot(cancelled, view=view(**seen)))).end is AttemptEnd.CANCELLED
