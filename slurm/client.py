@@ -6,19 +6,21 @@ import os
 import pwd
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 from slurm import commands, failures, parse
-from slurm.errors import SlurmRefused, SlurmUnavailable, SlurmUnreadable
+from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable, SlurmUnreadable
 from slurm.inherited import AS_THE_SERVICE, Inherited
 from slurm.job_description import parse_job_description
 from slurm.json_form import JsonForm, Notice
 from slurm.run_as import RunAs
 from slurm.run_as import run_as as run_tool_as
 from slurm.run_tool import Completed, Run, run_tool
+from slurm.submitted import parse_submit_line
 from slurm.types import (
     ClusterFacts,
     Identity,
@@ -225,7 +227,10 @@ class CliClient:
         self._change(commands.claim_argv(job_id, token), identity=identity)
 
     def describe_job(self, job_id: int) -> JobDescription:
-        """All that the controller says of one job; SlurmRefused when it does not know it (any more)."""
+        """All that the controller says of one job; SlurmRefused when it does not know it (any more).
+
+        Its submit line comes from accounting where the controller does not tell it (before 25.11) and there is one.
+        """
         argv = commands.show_job_argv(job_id)
         done = self._read_job(argv)
         description = parse_job_description(done.stdout)
@@ -233,7 +238,17 @@ class CliClient:
             raise failures.unreadable(argv, done, description.why)
         if description.job_id != job_id and not (description.is_array or description.is_het):
             raise failures.unreadable(argv, done, f"it is about job {description.job_id}")
-        return description
+        if description.submit_line or not description.is_batch:
+            return description
+        return replace(description, submit_line=self._fetch_submit_line(description))
+
+    def _fetch_submit_line(self, job: JobDescription) -> str:
+        mark = _draw_mark()
+        try:
+            done = self._read(commands.submit_line_argv(job.job_id, mark))
+        except SlurmError:
+            return ""  # the line says more, and what there is without it is a description all the same
+        return parse_submit_line(done.stdout, mark=mark, job=job)
 
     def fetch_script(self, job_id: int) -> str:
         """The batch script of a job; SlurmUnreadable when it is not UTF-8, for it could not be given back unchanged."""

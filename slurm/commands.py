@@ -277,6 +277,12 @@ def show_job_argv(job_id: int) -> Argv:
     return ("scontrol", "-o", "show", "job", str(job_id))
 
 
+def submit_line_argv(job_id: int, mark: str) -> Argv:
+    """Owner, name and submit line of one job in accounting, of the newest job with that id."""
+    delimiter = f"--delimiter={sacct_delimiter(mark)}"
+    return ("sacct", "-n", "-X", "-p", delimiter, "-j", str(job_id), "-o", "User,JobName,SubmitLine")
+
+
 def write_script_argv(job_id: int) -> Argv:
     """The batch script of a job that the controller still has, to standard output; owner and administrators only."""
     return ("scontrol", "write", "batch_script", str(job_id), "-")

@@ -61,7 +61,8 @@ def _split_fields(line: str) -> dict[str, str] | str:
     for match, end in zip(found, ends, strict=False):  # nothing found: no field, and one end
         if match[1] in fields:
             return f"{match[1]} stands in it twice"
-        fields[match[1]] = line[match.end() : end].strip()
+        value = line[match.end() : end]
+        fields[match[1]] = value if match[1] == "Command" else value.strip()  # a blank at its end: an empty argument
     missing = [key for key in _NEEDED if key not in fields]
     return f"no {', '.join(missing)} in it" if missing else fields
 

@@ -28,6 +28,7 @@ from slurm.sbatch_options import (
 )
 
 __all__ = [
+    "OF_THE_CALL",
     "BadSubmission",
     "CommandLine",
     "Directives",
@@ -285,7 +286,7 @@ class Effective:
     @property
     def submit_options(self) -> tuple[str, ...]:
         """`options` without those that are about this one call of sbatch rather than about the job."""
-        return tuple(option for option in self.options if name_of(option) not in _OF_THE_CALL)
+        return tuple(option for option in self.options if name_of(option) not in OF_THE_CALL)
 
     @property
     def is_wrap(self) -> bool:
@@ -412,7 +413,8 @@ class Effective:
         return self.has("test-only")
 
 
-_OF_THE_CALL = frozenset({"wait", "quiet", "verbose", "parsable", "test-only", "wrap"}) | QUESTIONS
+# About one call of sbatch rather than about the job.
+OF_THE_CALL = frozenset({"wait", "quiet", "verbose", "parsable", "test-only", "wrap"}) | QUESTIONS
 
 
 def effective(

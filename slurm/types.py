@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from slurm.inherited import AS_THE_SERVICE, Inherited
 
@@ -288,7 +288,7 @@ class JobDescription:
     gpus_per_node: int | None = None
     work_dir: str = ""
     command: str = ""  # the script, in older releases with its arguments; empty: from standard input or --wrap
-    submit_line: str = ""  # sbatch's whole line; newer releases only
+    submit_line: str = ""  # sbatch's whole line, its words joined by blanks; see `slurm.submitted`
     stdout: str = ""
     stderr: str = ""
     comment: str = ""
@@ -296,25 +296,6 @@ class JobDescription:
     is_batch: bool = True  # False: of salloc or srun, without a script
     is_array: bool = False
     is_het: bool = False
-
-    @property
-    def script(self) -> str:
-        """The script's path, perhaps relative to `work_dir`; empty: from standard input or --wrap."""
-        return self.command.split(" ")[0]
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The script's arguments, as far as Slurm tells: one with blanks in it comes apart.
-
-        Older releases print them behind the command, newer ones only in the submit line (seen on 22.05 and 25.11).
-        """
-        behind = tuple(self.command.split(" ")[1:])
-        if behind or not self.command:
-            return behind
-        words = self.submit_line.split(" ")
-        name = PurePosixPath(self.script).name
-        places = [place for place, word in enumerate(words) if place and PurePosixPath(word).name == name]
-        return tuple(words[places[0] + 1 :]) if places else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

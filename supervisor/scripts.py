@@ -16,6 +16,8 @@ from typing import Any
 from slurm.hostlist import HostlistUnreadable, expand_nodes, is_node_name
 from slurm.inherited import AS_THE_SERVICE, Inherited, check_inherited
 from slurm.sbatch_line import (
+    OF_THE_CALL,
+    CommandLine,
     Effective,
     check_text,
     effective,
@@ -28,6 +30,7 @@ from slurm.sbatch_line import (
     wrap_text,
 )
 from slurm.sbatch_options import name_of
+from slurm.submitted import SubmittedAs
 from slurm.types import Identity, JobDescription, SubmitRequest
 from supervisor.config import check_supervision
 from supervisor.model import Attempt, AttemptEnd, Run, RunSpec, ScriptSpec
@@ -221,15 +224,38 @@ def _notes(wanted: Effective) -> list[str]:
 
 _MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 _GRES_OPTIONS = ("gres", "gpus-per-node", "gpus", "gpus-per-task", "gpus-per-socket")
+# Slurm tells these as the job has them: by whatever way they came, and with whole paths.
+_AS_THE_JOB_HAS_IT = frozenset({"job-name", "chdir", "exclude", "nodelist"})
+_NOT_AGAIN = OF_THE_CALL | {"uid", "gid"}
 
 
-def describe_resubmission(job: JobDescription, text: str) -> tuple[str, ...]:
-    """The words that submit a job's script again as the job is: its options were the person's, and are not all told.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resubmission:
+    """What submits an adopted job's script again. `script` empty: it has no path, being of --wrap or standard input."""
+
+    options: tuple[str, ...]
+    script: str
+    arguments: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As they stand after `sbatch`."""
+        return (*self.options, self.script, *self.arguments) if self.script else self.options
+
+
+def describe_resubmission(
+    job: JobDescription, text: str, submitted: SubmittedAs, arguments: tuple[str, ...]
+) -> Resubmission:
+    """The options of the job's own line, where it is known, and for the rest what the job is; `text`: its script.
+
+    What Slurm does not tell of a job is lost without its line: --signal, --mem-per-cpu, --exclusive and others.
 
     Raises BadSubmission, NotSupervised.
     """
-    lines = effective(parse_command_line(()), (), parse_directives(text, name="script"))
-    options = {
+    directives = parse_directives(text, name="script")
+    given = tuple(o for o in submitted.options or () if name_of(o) not in _AS_THE_JOB_HAS_IT | _NOT_AGAIN)
+    lines, known = effective(CommandLine(), (), directives), effective(CommandLine(options=given), (), directives)
+    has = {
         "job-name": job.name,
         "nodes": str(job.nodes),
         "chdir": job.work_dir,
@@ -242,17 +268,19 @@ def describe_resubmission(job: JobDescription, text: str) -> tuple[str, ...]:
         "exclude": job.exclude,
         "nodelist": job.node_list_asked,
         "cpus-per-task": "" if job.cpus_per_task == "1" else job.cpus_per_task,
-        "mem": ""
-        if job.memory_per_node == "0" or lines.has("mem", "mem-per-cpu", "mem-per-gpu")
-        else job.memory_per_node,
-        "gres": "" if lines.has(*_GRES_OPTIONS) else re.sub(r"\bgres[:/]", "", job.tres_per_node),
-        "output": _describe_output(job, lines),
-        **_describe_tasks(job, lines),
+        "mem": "" if job.memory_per_node == "0" or known.has(*_MEMORY_OPTIONS) else job.memory_per_node,
+        "gres": "" if known.has(*_GRES_OPTIONS) else re.sub(r"\bgres[:/]", "", job.tres_per_node),
+        "output": _describe_output(job, known),
+        **_describe_tasks(job, known),
     }
+    if has["output"]:
+        given = tuple(o for o in given if name_of(o) != "output")
+    named = {name_of(option) for option in given}
     # What an #SBATCH line says as well stands there.
-    words = [f"--{name}={value}" for name, value in options.items() if value and lines.value(name) != value]
-    script = job.command.split(" ")[0] or None
-    return (*words, script, *job.arguments) if script is not None else tuple(words)
+    rebuilt = [
+        f"--{name}={value}" for name, value in has.items() if value and name not in named and lines.value(name) != value
+    ]
+    return Resubmission(options=(*rebuilt, *given), script=submitted.script, arguments=arguments)
 
 
 def _describe_tasks(job: JobDescription, lines: Effective) -> dict[str, str]:

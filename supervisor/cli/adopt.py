@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +17,7 @@ import click
 from slurm.errors import SlurmRefused
 from slurm.inherited import AS_THE_SERVICE
 from slurm.sbatch_line import BadSubmission
+from slurm.submitted import SubmittedAs, read_release, read_submitted
 from slurm.types import JobDescription
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_REFUSED, CommandError
 from supervisor.cli.nodes import slurm_client
@@ -23,7 +25,7 @@ from supervisor.cli.options import start_hint
 from supervisor.cli.sbatch import PassingCommand, check_checkpoints, make_root, read_handed_in, request_of, tell_notes
 from supervisor.config import Settings, load_settings
 from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
-from supervisor.scripts import NotSupervised, describe_resubmission, read_script
+from supervisor.scripts import NotSupervised, Resubmission, describe_resubmission, read_script
 from supervisor.supervision import PREFIX, BadSupervision, render_help, take_options
 
 _SLURM_TIMEOUT_S = 10.0
@@ -33,7 +35,7 @@ _AGAIN_S = 0.2
 
 class _AdoptCommand(PassingCommand):
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return ["[--supervise-...]", "JOBID"]
+        return ["[--supervise-...]", "JOBID", "[-- [ARGUMENTS]]"]
 
 
 @click.command(cls=_AdoptCommand, epilog=f"\b\nSupervision options:\n{render_help()}")
@@ -45,19 +47,24 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
     that Slurm knows of it and with the environment of the shell that this command runs in. Slurm's own requeueing is
     turned off for it, and its comment is replaced.
 
+    Slurm keeps the line that submitted a job without the ends of its words, and before 25.11 only in accounting. Where
+    the script's arguments can't be known for sure, nothing is adopted until they are given behind "--", which alone
+    means none.
+
     Exit codes: 0 adopted; 2 no such job, or one that can't be supervised; 3 the daemon is not running; 4 it is
     another's, has ended, or is supervised already.
     """
-    job_id, given = _read_words(words, context)
+    job_id, given, arguments = _read_words(words, context)
     if job_id is None:
         click.echo(context.get_help())
         return 0
     settings = load_settings(Path(given["config"]) if "config" in given else None, os.environ)
-    described, text = _fetch(settings, job_id)
+    described, text, submitted = _fetch(settings, job_id)
     supervision = [f"{PREFIX}{name}" + (f"={value}" if value else "") for name, value in given.items()]
     try:
-        again = describe_resubmission(described, text)
-        handed = read_handed_in((*supervision, *again), text=text, path=described.command.split(" ")[0] or "-")
+        arguments = choose_arguments(described, submitted, arguments)
+        again = describe_resubmission(described, text, submitted, arguments)
+        handed = read_handed_in((*supervision, *again.words), text=text, path=again.script or "-")
         handed = replace(handed, cwd=described.work_dir, environment=_choose_environment(described))
         if described.uid != os.getuid():
             handed = replace(handed, inherited=AS_THE_SERVICE)
@@ -69,14 +76,21 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
     if "dry-run" not in given and described.uid == os.getuid():
         make_root(script.spec.root)
     reply = _ask(settings, request)
-    _tell(reply, [_describe_environment(described), *map(str, reply.get("notes", ()))], again, as_json="json" in given)
+    notes = [_describe_again(again, submitted), _describe_environment(described), *map(str, reply.get("notes", ()))]
+    _tell(reply, notes, again, as_json="json" in given)
     return 0
 
 
-def _read_words(words: tuple[str, ...], context: click.Context) -> tuple[int | None, Mapping[str, str]]:
-    """(job id, supervision options); no id when help is asked for."""
+def _read_words(
+    words: tuple[str, ...], context: click.Context
+) -> tuple[int | None, Mapping[str, str], tuple[str, ...] | None]:
+    """(job id, supervision options, arguments); no id when help is asked for, and None where no "--" stands."""
+    arguments = None
+    if "--" in words:
+        place = words.index("--")
+        words, arguments = words[:place], words[place + 1 :]
     if {"--help", "-h"} & set(words):
-        return None, {}
+        return None, {}, None
     jobs = [word for word in words if not word.startswith(PREFIX)]
     try:
         _, given = take_options([word for word in words if word.startswith(PREFIX)])
@@ -89,11 +103,11 @@ def _read_words(words: tuple[str, ...], context: click.Context) -> tuple[int | N
         raise CommandError(f'"{jobs[0]}" is {kind}: only whole jobs can be adopted', EXIT_BAD_INPUT)
     if not jobs[0].isascii() or not jobs[0].isdecimal() or len(jobs[0]) > 10 or int(jobs[0]) == 0:
         raise CommandError(f'"{jobs[0][:40]}" is not a job id', EXIT_BAD_INPUT)
-    return int(jobs[0]), given
+    return int(jobs[0]), given, arguments
 
 
-def _fetch(settings: Settings, job_id: int) -> tuple[JobDescription, str]:
-    """What Slurm tells the person about the job, and its script."""
+def _fetch(settings: Settings, job_id: int) -> tuple[JobDescription, str, SubmittedAs]:
+    """What Slurm tells the person about the job, its script, and how it was submitted."""
     client = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S)
     try:
         described = client.describe_job(job_id)
@@ -106,11 +120,12 @@ def _fetch(settings: Settings, job_id: int) -> tuple[JobDescription, str]:
         message = f"job {job_id} has ended already ({described.raw_state}); `supervisor sbatch` submits anew"
         raise CommandError(message, EXIT_REFUSED)
     try:
-        return described, client.fetch_script(job_id)
+        text = client.fetch_script(job_id)
     except SlurmRefused as error:
         if described.uid != os.getuid():
             raise CommandError(f"job {job_id} belongs to {described.user}", EXIT_REFUSED) from None
         raise CommandError(f"job {job_id}: Slurm does not give its script: {error}", EXIT_BAD_INPUT) from None
+    return described, text, read_submitted(described, release=read_release(client.fetch_cluster().version))
 
 
 _ENDED = frozenset({"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "DEADLINE"}) | {
@@ -126,6 +141,33 @@ def _why_not(described: JobDescription) -> str:
     if not described.is_batch:
         return "is interactive (salloc or srun): it has no script to submit again"
     return ""
+
+
+def choose_arguments(
+    described: JobDescription, submitted: SubmittedAs, given: tuple[str, ...] | None
+) -> tuple[str, ...]:
+    """The script's arguments: the person's word, else Slurm's where it can mean nothing else."""
+    job_id, told = described.job_id, submitted.arguments
+    if given is not None:
+        if given and not submitted.script:
+            message = f"job {job_id} was made of --wrap or of standard input: it takes no arguments"
+            raise CommandError(message, EXIT_BAD_INPUT)
+        return given
+    if told is not None and submitted.is_certain:
+        return told
+    if told is None:
+        why = "Slurm does not tell the arguments of its script"
+        way = f"`supervisor adopt {job_id} -- ARGUMENTS`, or `supervisor adopt {job_id} --` if it has none"
+    else:
+        why = f"Slurm does not tell which blanks part the arguments of its script: {' '.join(told)!r}"
+        way = f"`supervisor adopt {job_id} -- {shlex.join(word for word in told if word)}` if each of them does"
+    raise CommandError(f"job {job_id}: {why}. Give them: {way}", EXIT_BAD_INPUT)
+
+
+def _describe_again(again: Resubmission, submitted: SubmittedAs) -> str:
+    options = "its own options" if submitted.options is not None else "the options that Slurm tells of the job"
+    script = () if again.script else ("< its script",)
+    return " ".join([f"submitted again with {options}: sbatch", shlex.join(again.words), *script])
 
 
 def _choose_environment(described: JobDescription) -> dict[str, str]:
@@ -162,9 +204,10 @@ def _ask(settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
         time.sleep(_AGAIN_S)
 
 
-def _tell(reply: dict[str, Any], notes: list[str], again: tuple[str, ...], *, as_json: bool) -> None:
+def _tell(reply: dict[str, Any], notes: list[str], again: Resubmission, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**reply, "notes": notes, "resubmission": list(again)}, indent=2))
+        parts = {"options": list(again.options), "script": again.script, "arguments": list(again.arguments)}
+        click.echo(json.dumps({**reply, "notes": notes, "resubmission": parts}, indent=2))
         return
     tell_notes(notes)
     click.echo(f"{reply.get('message')}; follow it with `supervisor status {reply.get('run')}`")

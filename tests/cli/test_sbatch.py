@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from slurm.submitted import read_submitted
+from slurm.types import JobDescription, JobState
 from supervisor.accounts import user_name
-from supervisor.cli.main import main
+from supervisor.cli.adopt import choose_arguments
+from supervisor.cli.main import EXIT_BAD_INPUT, CommandError, main
 from supervisor.cli.sbatch import read_handed_in, request_of, submit
 from supervisor.config import load_settings
 from supervisor.model import RunState
@@ -153,8 +157,40 @@ def test_a_stopped_run_makes_room_for_a_script_only_when_sbatch_had_refused_it(s
         (["twelve"], "is not a job id"),
         (["0"], "is not a job id"),
         (["5", "--supervise-nmae=x"], "did you mean"),
+        (["--", "5"], "one job id is needed"),
     ],
 )
 def test_what_is_no_job_is_not_adopted(service: Service, words: list[str], says: str) -> None:
     ended = service.call("adopt", *words)
     assert (ended.exit_code, says in ended.stderr) == (2, True)
+
+
+def job_as(command: str) -> JobDescription:
+    return JobDescription(
+        job_id=7, name="t", user="ann", uid=1, state=JobState.RUNNING, raw_state="RUNNING", command=command
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "release", "given", "result"),
+    [
+        ("/t", (22, 5), None, ()),
+        ("/t a", (22, 5), None, ("a",)),
+        ("/t a b", (22, 5), None, "`supervisor adopt 7 -- a b`"),
+        ("/t a b", (22, 5), ("a b",), ("a b",)),
+        ("/t", (24, 11), None, "`supervisor adopt 7 --` if it has none"),
+        ("/t", (24, 11), (), ()),
+        ("", (24, 11), None, ()),
+        ("", (24, 11), ("a",), "takes no arguments"),
+    ],
+)
+def test_the_arguments_of_an_adopted_job_are_not_guessed(
+    command: str, release: tuple[int, int], given: tuple[str, ...] | None, result: tuple[str, ...] | str
+) -> None:
+    job = job_as(command)
+    if isinstance(result, tuple):
+        assert choose_arguments(job, read_submitted(job, release=release), given) == result
+        return
+    with pytest.raises(CommandError, match=re.escape(result)) as refused:
+        choose_arguments(job, read_submitted(job, release=release), given)
+    assert refused.value.exit_code == EXIT_BAD_INPUT

@@ -11,6 +11,7 @@ import pytest
 
 from slurm.errors import SlurmRefused
 from slurm.sandbox import Sandbox
+from slurm.submitted import read_release, read_submitted
 from slurm.types import Identity, JobState
 from tests.contract.subjects import Cluster, FakeSubject, RealSubject
 
@@ -81,7 +82,11 @@ def test_a_job_is_described_as_it_was_submitted(cluster: Cluster) -> None:
     assert (found.job_id, found.name, found.user, found.uid) == (job_id, "waits", "root", 0)
     assert (found.state, found.partition, found.nodes, found.exclude) == (JobState.PENDING, "main", 1, "n2")
     assert (found.time_limit, found.work_dir) == ("1-02:00:00", str(directory))
-    assert (found.script, found.arguments) == (f"{directory}/waits.sh", ("--lr=3", "a"))
+    release = read_release(cluster.client.fetch_cluster().version)
+    submitted = read_submitted(found, release=release)
+    is_told = bool(found.submit_line) or release is None or release <= (22, 5)  # else accounting alone would know
+    told = ("--lr=3", "a") if is_told else None
+    assert (submitted.script, submitted.arguments, submitted.is_certain) == (f"{directory}/waits.sh", told, False)
     assert found.stdout == str(directory / "waits.log")
     assert (found.is_batch, found.is_array, found.is_het) == (True, False, False)
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm.client import CliClient
 from slurm.sandbox import Sandbox, SandboxUnavailable
 from slurm.sandbox.installed import require_accounting
+from slurm.submitted import read_release, read_submitted
 from supervisor.model import AttemptEnd, AttemptState
 from tests.e2e.stage import NO_SWEEP, Stage
 
@@ -94,6 +96,19 @@ def test_ends_that_nobody_watched_are_told_apart_by_accounting_once_it_answers(s
     assert stage.attempt(1, "killed").exit_code in (9, 137)  # sacct before 25.11 takes 128 off
     assert "a person" in stage.await_state("held", "cancelled").reason
     assert stage.await_state("finished", "ended").name == "ended"
+
+
+def test_the_line_of_a_job_that_is_to_be_adopted_is_known_by_accounting(stage: Stage) -> None:
+    """Before 25.11 the controller does not tell it, and nothing else knows --signal."""
+    script = stage.directory / "own.sh"
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    ask(stage, "sbatch", "--hold", "--signal=B:USR1@60", "-Jown", str(script), "two words")
+    client = CliClient(parent=stage.env)
+    release = read_release(client.fetch_cluster().version)
+    stage.wait("the submit line", lambda: client.describe_job(1).submit_line)
+    found = read_submitted(client.describe_job(1), release=release)
+    assert found.options == ("--hold", "--signal=B:USR1@60", "--job-name=own")
+    assert (found.arguments, found.is_certain) == (("two", "words"), False)
 
 
 def use_up_numbers(stage: Stage, count: int) -> None:

@@ -157,23 +157,30 @@ def test_a_script_on_a_node_that_is_cut_goes_on_with_fewer_nodes(
 
 
 def test_a_running_job_is_adopted_and_submitted_again_when_it_fails(ann: Person) -> None:
-    assert ann.plain_sbatch("--nodes=2", "train.sh", "x").returncode == 0
+    assert ann.plain_sbatch("--nodes=2", "train.sh", "two words").returncode == 0
     ann.stage.wait("the job's first line", lambda: ann.log(1))
     refused = ann.call("adopt", "999")
     assert (refused.returncode, "no job 999" in refused.stderr) == (2, True)
-    ended = ann.call("adopt", "1", "--supervise-name=taken")
+    unsure = ann.call("adopt", "1", "--supervise-name=taken")
+    assert (unsure.returncode, "`supervisor adopt 1 -- " in unsure.stderr) == (2, True), unsure.stderr
+    dry = ann.call("adopt", "1", "--supervise-dry-run", "--supervise-json", "--", "two words")
+    told = json.loads(dry.stdout)["resubmission"]
+    assert (told["script"], told["arguments"]) == (str(ann.home / "train.sh"), ["two words"])
+    assert ann.stage.status()["runs"] == []
+    ended = ann.call("adopt", "1", "--supervise-name=taken", "--", "two words")
     assert ended.returncode == 0, ended.stderr
+    assert "train.sh 'two words'" in ended.stderr
     assert "environment of this shell" in ended.stderr
     ann.stage.wait("our token", lambda: ann.stage.jobs()[0].comment == ann.stage.attempt(1, "taken").token)
-    again = ann.call("adopt", "1")
+    again = ann.call("adopt", "1", "--", "two words")
     assert (again.returncode, "attempt 1 of run taken" in again.stderr) == (4, True)
     ann.end(0, 1)
     ann.end(2, 0)
     ann.stage.await_state("finished", "taken")
     first, second = ann.stage.attempts("taken")
     assert (first.job_id, first.end, second.end) == (1, AttemptEnd.CRASHED, AttemptEnd.FINISHED)
-    assert f"attempt=2 nodes=2 arguments=x|1 key={SECRET}" in ann.log(second.job_id)
-    over = ann.call("adopt", "1")
+    assert f"attempt=2 nodes=2 arguments=two words|1 key={SECRET}" in ann.log(second.job_id)
+    over = ann.call("adopt", "1", "--", "two words")
     assert (over.returncode, "ended already" in over.stderr) == (4, True)
 
 

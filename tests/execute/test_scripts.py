@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slurm import commands
 from slurm.sbatch_line import BadSubmission
 from slurm.sbatch_options import OPTIONS
+from slurm.submitted import read_submitted
 from slurm.types import Identity, JobDescription, JobState, SubmitRequest
 from supervisor.joblog import find_log, find_shared_log
 from supervisor.model import EPOCH, Attempt, AttemptEnd, AttemptState, Run
@@ -374,8 +375,13 @@ JOB = JobDescription(
 )
 
 
+def again(job: JobDescription = JOB, text: str = TEXT, line: str = "") -> tuple[str, ...]:
+    submitted = read_submitted(replace(job, submit_line=line), release=(22, 5))
+    return describe_resubmission(job, text, submitted, submitted.arguments or ()).words
+
+
 def test_a_job_is_submitted_again_as_it_is() -> None:
-    words = describe_resubmission(JOB, TEXT)
+    words = again()
     assert words == (
         "--nodes=4",
         "--chdir=/home/ann",
@@ -391,10 +397,28 @@ def test_a_job_is_submitted_again_as_it_is() -> None:
     assert (spec.nodes.min, spec.slurm.partition) == (4, "long")
 
 
+def test_what_the_jobs_own_line_says_is_said_again_as_it_was() -> None:
+    line = "sbatch --parsable -N2-4 --signal=B:USR1@60 -G8 -Dsub -oout -n8 -x./broken train.sh a b"
+    words = again(replace(JOB, stdout="/home/ann/out", exclude="n9"), line=line)
+    assert words == (
+        "--chdir=/home/ann",
+        "--partition=long",
+        "--time=1-00:00:00",
+        "--exclude=n9",
+        "--nodes=2-4",
+        "--signal=B:USR1@60",
+        "--gpus=8",
+        "--output=out",
+        "--ntasks=8",
+        "/home/ann/train.sh",
+        "a",
+        "b",
+    )
+
+
 def test_what_the_script_says_itself_is_not_said_again() -> None:
     text = TEXT.replace("echo", "#SBATCH --partition=long --gpus-per-node=8 -n8 --nodes=4\necho")
-    words = describe_resubmission(JOB, text)
-    assert not [w for w in words if w.startswith(("--partition", "--gres", "--ntasks", "--nodes"))]
+    assert not [w for w in again(text=text) if w.startswith(("--partition", "--gres", "--ntasks", "--nodes"))]
 
 
 @pytest.mark.parametrize(
@@ -402,5 +426,5 @@ def test_what_the_script_says_itself_is_not_said_again() -> None:
     [("/logs/run-55.txt", "--output=/logs/run-%j.txt"), ("/logs/155", "--output=/logs/155"), ("", None)],
 )
 def test_a_log_of_ones_own_becomes_a_pattern(stdout: str, option: str | None) -> None:
-    words = describe_resubmission(replace(JOB, stdout=stdout), TEXT)
+    words = again(replace(JOB, stdout=stdout))
     assert [w for w in words if w.startswith("--output")] == ([option] if option else [])

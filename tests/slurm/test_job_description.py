@@ -43,7 +43,7 @@ def test_a_waiting_job_of_an_old_release_is_read() -> None:
     assert (job.partition, job.account, job.qos, job.time_limit) == ("main", "", "", "1-00:00:00")
     assert (job.nodes, job.ntasks, job.cpus_per_task, job.memory_per_node) == (2, 2, "8", "64G")
     assert (job.features, job.exclude, job.node_list, job.gpus_per_node) == ("a100", "n[2-3]", "", 8)
-    assert (job.script, job.arguments, job.work_dir) == ("./train.sh", ("--lr=3", "b", "c"), "/home/ada/x y")
+    assert (job.command, job.submit_line, job.work_dir) == ("./train.sh --lr=3 b c", "", "/home/ada/x y")
     assert (job.comment, job.stdout, job.is_requeue) == ("hi there=7", "/home/ada/slurm-78.out", True)
 
 
@@ -51,7 +51,12 @@ def test_a_running_job_of_a_new_release_is_read() -> None:
     job = described(NEW)
     assert (job.state, job.nodes, job.node_list, job.batch_host) == (JobState.RUNNING, 2, "n[1-2]", "n1")
     assert (job.account, job.qos, job.gpus_per_node, job.is_requeue) == ("lab", "high", 4, False)
-    assert (job.script, job.arguments, job.comment) == ("/x/t.sh", ("a",), "hi there")
+    assert (job.command, job.comment) == ("/x/t.sh", "hi there")
+    assert job.submit_line == "sbatch --comment=hi there t.sh a"
+
+
+def test_an_empty_argument_at_the_end_of_a_command_is_kept() -> None:
+    assert described(OLD.replace("b c WorkDir", "b  WorkDir")).command == "./train.sh --lr=3 b "
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_an_element_of_several_is_told(before: str, after: str, is_array: bool, 
 def test_a_job_without_a_script_is_told() -> None:
     assert not described(OLD.replace("BatchFlag=1", "BatchFlag=0")).is_batch
     wrapped = described(OLD.replace("Command=./train.sh --lr=3 b c", "Command=(null)"))
-    assert (wrapped.command, wrapped.script, wrapped.arguments) == ("", "", ())
+    assert wrapped.command == ""
 
 
 @pytest.mark.parametrize(
