@@ -96,8 +96,12 @@ def check_checkpoints(script: Script) -> None:
     """Raise CommandError for a checkpoint directory that is there and that the person can't read."""
     directory = script.spec.checkpoint.directory
     try:
-        if directory is not None and os.path.lexists(directory):
+        if directory is not None:
             os.listdir(directory)  # noqa: PTH208 - the error says what is wrong
+    except FileNotFoundError:
+        if directory is not None and directory.is_symlink():
+            message = f"--supervise-checkpoint-dir={directory}: it is a link to a folder that is not there"
+            raise CommandError(message, EXIT_BAD_INPUT) from None
     except OSError as error:
         message = f"--supervise-checkpoint-dir={directory}: {error.strerror or error}"
         raise CommandError(message, EXIT_BAD_INPUT) from None
