@@ -72,6 +72,20 @@ class Service:
     a: Person
     b: Person
 
+    def end(self) -> None:
+        """End the daemon; one that was only starting leaves its socket."""
+        self.stage.end_daemon()
+        (self.stage.directory / "control.sock").unlink(missing_ok=True)
+
+    def restart(self) -> None:
+        """Another daemon, which answers."""
+        self.end()
+        self.stage.start_daemon()
+
+    def has_attempt(self, run: str, number: int) -> bool:
+        """True once this attempt is planned."""
+        return len(self.stage.attempts(run)) >= number
+
 
 @pytest.fixture(scope="package")
 def service(place: Place) -> Iterator[Service]:

@@ -73,7 +73,7 @@ def test_a_run_that_an_admin_did_not_make_is_not_handed_another_script(service: 
 
 def test_the_ledger_is_read_without_a_daemon_too(service: Service) -> None:
     stage, b = service.stage, service.b
-    stage.end_daemon()
+    service.end()
     try:
         seen = b.supervisor("status")
         assert (seen.returncode, seen.stderr) == (0, ""), seen
