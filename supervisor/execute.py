@@ -12,7 +12,7 @@ import pwd
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import structlog
@@ -24,8 +24,9 @@ from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
-from supervisor.core.attempts import is_own
-from supervisor.joblog import find_shared_log
+from supervisor.core.attempts import SECOND_LOOK_S, is_own
+from supervisor.core.traces import Traces, find_traces
+from supervisor.joblog import find_log_names, find_shared_log
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -36,6 +37,7 @@ from supervisor.model import (
     Intent,
     IntentKind,
     IntentState,
+    Interruption,
     NodeEvent,
     NodeMemory,
     Run,
@@ -65,6 +67,7 @@ _RETRY_MAX_S = 60.0
 _NOTIFY_TIMEOUT_S = 10.0
 _CANCEL_FRESH_S = 5.0  # a cancel that was meant longer ago looks first whose job has the number now
 _READ_DEADLINE_S = 2.0
+_LEARN_MAX_S = 120.0  # how long checkpoints of a job without a number are waited for to come to rest
 _SAYS_CHARS = 4000
 
 
@@ -98,6 +101,7 @@ class Executor:
         self._owners = owners
         self._verifier = verifier
         self._submissions = Submissions(settings.ledger.path)
+        self._traces: dict[str, tuple[object, datetime]] = {}  # by token: what was found, and since when it is so
         self._on_step = on_step  # the watchdog's beat: each act is bounded, their sum need not be
         self._log = structlog.get_logger("execute")
 
@@ -195,6 +199,9 @@ class Executor:
                 text = f"job {job_id}, found by what it left in the run directory"
                 fact = Fact(record=self._submitted(attempt, job_id), reason="found by its traces")
                 return Outcome(state=IntentState.DONE, text=text, facts=(fact,))
+            traces = self._read_traces(run, attempt, attempts) if run.script is not None else None
+            if traces is not None:
+                return self._end_vanished(attempt, traces)
             now = self._clock.now()
             if intent.tried_at is not None:
                 waited_s = (now - intent.tried_at).total_seconds()
@@ -234,6 +241,51 @@ class Executor:
             return None
         # The owner wrote that number: a job that Slurm still lists under it has another token, so it is not ours.
         return None if any(job.job_id == job_id for job in self._client.fetch_jobs().jobs) else job_id
+
+    def _read_traces(self, run: Run, attempt: Attempt, attempts: tuple[Attempt, ...]) -> Traces | None:
+        """What a script's job has left whose number is not known; raises RunDirUnreadable where that can't be seen."""
+        reader, spec = self._owners.reader(run), run.spec.checkpoint
+        view = reader.read(
+            run.name,
+            run.spec.run_dir,
+            attempt.number,
+            is_final=False,
+            deadline_s=_READ_DEADLINE_S,
+            checkpoint_directory=spec.directory,
+            layout=spec.layout,
+        )
+        if view.checkpoints_unknown:
+            raise RunDirUnreadable(view.checkpoints_unknown)
+        names = find_log_names(run, user=user_name(run.owner_uid))
+        logs = reader.find_logs(names.folder, names.pattern) if names is not None else ()
+        others = {a.job_id for a in attempts if a.job_id is not None}
+        others |= {job.job_id for job in self._client.fetch_jobs().jobs}
+        return find_traces(attempt, view, logs, checkpoints=self._store.load_checkpoints(run.name), others=others)
+
+    def _end_vanished(self, attempt: Attempt, traces: Traces) -> Outcome:
+        """The attempt has run, and nobody knows how it ended: over, once nothing goes on and the ledger has it all."""
+        now = self._clock.now()
+        before, since = self._traces.get(attempt.token, (None, now))
+        if before != traces.stamp:
+            since = now
+        self._traces[attempt.token] = (traces.stamp, since)
+        if (now - since).total_seconds() < (SECOND_LOOK_S if traces.is_learnt else _LEARN_MAX_S):
+            text = "Slurm knows no job of it, and it has run: what it left may still change"
+            return Outcome(state=IntentState.OPEN, text=text)
+        del self._traces[attempt.token]
+        why = f"Slurm does not know its job, and it has run: {', '.join(traces.signs)}"
+        outcome = self._refuse_attempt(attempt, AttemptEnd.VANISHED, why)
+        interruption = Interruption(
+            run=attempt.run,
+            attempt=attempt.number,
+            kind=AttemptEnd.VANISHED.value,
+            cause=why,
+            node=None,
+            is_planned=False,
+            detected_at=now,
+            last_step=traces.last_step,
+        )
+        return replace(outcome, state=IntentState.DONE, facts=(*outcome.facts, Fact(record=interruption, reason=why)))
 
     def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
         return replace(attempt, state=AttemptState.SUBMITTED, job_id=job_id, submitted_at=self._clock.now())

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # handed on; see __getattr__
     from supervisor.observed import CheckpointView as CheckpointView  # noqa: PLC0414
     from supervisor.observed import CheckRow as CheckRow  # noqa: PLC0414
     from supervisor.observed import Fresh as Fresh  # noqa: PLC0414
+    from supervisor.observed import LogFile as LogFile  # noqa: PLC0414
     from supervisor.observed import NodeChecks as NodeChecks  # noqa: PLC0414
     from supervisor.observed import PortProbe as PortProbe  # noqa: PLC0414
     from supervisor.observed import RunView as RunView  # noqa: PLC0414

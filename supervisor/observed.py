@@ -42,6 +42,16 @@ class Seen(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """A file that may be the log of a script's job."""
+
+    name: str
+    job_id: int | None  # as its name tells
+    size_bytes: int
+    changed_at_s: float  # seconds since the epoch, by the clock of the file system
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointView:
     """One checkpoint folder with a manifest, as it lies on disk."""
 

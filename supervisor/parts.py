@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm.types import ClusterFacts
-from supervisor.model import NodeChecks, PortProbe, Run, RunView, Verification
+from supervisor.model import LogFile, NodeChecks, PortProbe, Run, RunView, Verification
 from supervisor.slurmwatch import Answers
 
 
@@ -83,6 +83,7 @@ class RunDirs(Protocol):
         layout: str = "supervisor",
     ) -> RunView: ...
     def write_attempt(self, run_dir: Path, attempt: int, files: Mapping[str, bytes]) -> None: ...
+    def find_logs(self, folder: Path, pattern: str) -> tuple[LogFile, ...]: ...
     def prune(self, run_dir: Path, step: int, attempt: int) -> None: ...
 
 

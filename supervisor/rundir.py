@@ -21,7 +21,7 @@ import msgspec
 from supervisor.child import Child, ChildGone, ChildLate
 from supervisor.layouts.registry import pattern_of
 from supervisor.logsteps import LogSteps
-from supervisor.model import RunView, Seen
+from supervisor.model import LogFile, RunView, Seen
 from supervisor.rundir_child import LOG_TAIL_BYTES, Content, Findings, Question, Surveyed
 from trainer.contract import LaunchReport, Progress, RunPaths
 
@@ -61,6 +61,7 @@ class RunDirReader:
         self._decoder = msgspec.json.Decoder(Findings)
         self._survey_decoder = msgspec.json.Decoder(Surveyed)
         self._steps_decoder = msgspec.json.Decoder(LogSteps)
+        self._logs_decoder = msgspec.json.Decoder(tuple[LogFile, ...])
         self._steps: dict[str, _LogReading] = {}
         self._blind: dict[str, _Blindness] = {}
 
@@ -131,6 +132,12 @@ class RunDirReader:
         """The end of a text file of a run directory; raises RunDirUnreadable, also when it is not there."""
         question = Question(do="tail", path=str(path), max_bytes=max_bytes)
         return b64decode(self._pool.ask(f"tail {path}", question, deadline_s)).decode("utf-8", "replace")
+
+    def find_logs(self, folder: Path, pattern: str, *, deadline_s: float = 5.0) -> tuple[LogFile, ...]:
+        """Files of a folder whose names fit `pattern`, the newest first; its group, if any, is the job's id."""
+        question = Question(do="logs", path=str(folder), pattern=pattern)
+        data = self._pool.ask(f"logs {folder}", question, deadline_s)
+        return _decode(data, self._logs_decoder, str(folder))
 
     def forget(self, run: str) -> None:
         """Drop what is remembered of a run that is over."""

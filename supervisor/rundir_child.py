@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import sys
@@ -26,7 +27,7 @@ from supervisor.child import Wire, serve
 from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_own_folder, open_parent, read_bounded, read_end
 from supervisor.layouts.survey import NoFolder, Survey
 from supervisor.logsteps import LogSteps, find_step
-from supervisor.model import CheckpointView
+from supervisor.model import CheckpointView, LogFile
 from trainer import contract
 from trainer.contract import (
     MANIFEST_NAME,
@@ -49,6 +50,7 @@ NODE_REPORTS_BYTES = 16 * 1024 * 1024  # of log tails kept in one view
 LOG_TAIL_BYTES = 256 * 1024
 MAX_NODE_REPORTS = 4096
 MAX_NAMES = 20_000
+MAX_LOGS = 100
 MAX_CHECKPOINTS = 256  # newest steps
 RECHECK_S = 60.0  # between two looks at the sizes of an unchanged checkpoint's files
 
@@ -58,10 +60,10 @@ Key = tuple[int, int]  # step, attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the parent asks. `do`: read, write, prune, tail, survey or steps."""
+    """What the parent asks. `do`: read, write, prune, tail, survey, steps or logs."""
 
     do: str
-    path: str  # run directory; with tail and steps the file, with survey the folder of checkpoints
+    path: str  # run directory; with tail and steps the file, with survey and logs the folder
     attempt: int = 0
     step: int = 0
     is_final: bool = False
@@ -71,7 +73,7 @@ class Question:
     log_path: str = ""  # with read: the job's log, where it is not the attempt's own
     offset: int = 0  # with read and steps: the log before it is of earlier attempts, or known
     layout: str = "supervisor"  # with read and survey; "supervisor": the checkpoints of our own layout are read
-    pattern: str = ""  # with steps
+    pattern: str = ""  # with steps, and with logs: of their names, its group being the job's id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,6 +508,29 @@ def find_log_step(question: Question) -> LogSteps:
     return find_step(question.path, question.pattern, since=question.offset)
 
 
+def find_logs(question: Question) -> tuple[LogFile, ...]:
+    """Files of a folder whose names fit a pattern, the newest first; none where there is no folder."""
+    pattern = re.compile(question.pattern)
+    try:
+        names, _ = list_folder(question.path, MAX_NAMES)
+    except FileNotFoundError:
+        return ()
+    matches = (match for name in names if (match := pattern.fullmatch(name)) is not None)
+    found = [log for match in matches if (log := _look_at_log(Path(question.path), match)) is not None]
+    return tuple(sorted(found, key=lambda log: log.changed_at_s, reverse=True)[:MAX_LOGS])
+
+
+def _look_at_log(folder: Path, match: re.Match[str]) -> LogFile | None:
+    try:
+        found = (folder / match[0]).lstat()
+    except OSError:
+        return None
+    if not stat.S_ISREG(found.st_mode) or not match[0].isprintable():
+        return None
+    job_id = int(match[1]) if match.re.groups and match[1] else None
+    return LogFile(name=match[0], job_id=job_id, size_bytes=found.st_size, changed_at_s=found.st_mtime)
+
+
 # ---------------------------------------------------------------- serving
 
 
@@ -530,6 +555,7 @@ class _Answers:
             "tail": lambda q: b64encode(read_end(q.path, q.max_bytes)),
             "survey": lambda q: msgspec.json.encode(survey_folder(q, self._survey)),
             "steps": lambda q: msgspec.json.encode(find_log_step(q)),
+            "logs": lambda q: msgspec.json.encode(find_logs(q)),
         }
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from slurm.types import SubmitRequest
+from slurm.types import JobState, SubmitRequest
 from supervisor.config import LedgerSettings, Settings
+from supervisor.core.attempts import SECOND_LOOK_S
 from supervisor.execute import Executor
+from supervisor.joblog import find_log_names
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -24,6 +28,7 @@ from supervisor.model import (
     Run,
 )
 from supervisor.owners import Owners
+from supervisor.rundir import RunDirReader
 from supervisor.scripts import Handed, read_script
 from supervisor.store import Store
 from supervisor.submissions import Submission, Submissions
@@ -44,7 +49,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         settings = Settings(ledger=LedgerSettings(path=self.folder / "ledger.db"))
-        self.slurm = FakeSlurm(clock=self.clock)
+        self.slurm = FakeSlurm(clock=self.clock, has_accounting=False)
         self.owners = Owners(is_root=False)
         self.submissions = Submissions(settings.ledger.path)
         self.executor = Executor(self.slurm, self.store, settings, self.clock, self.owners, Verifier(lambda: None))
@@ -162,3 +167,95 @@ def test_a_job_that_is_over_is_not_claimed(bench: Bench) -> None:
     bench.mean(claim, replace(over, state=AttemptState.OVER))
     bench.settle()
     assert (bench.store.load_intents()[-1].state, bench.slurm.calls) == (IntentState.WITHDRAWN, [])
+
+
+# ---------------------------------------------------------------- a job that was forgotten before its number was known
+
+
+def lose(bench: Bench) -> None:
+    """sbatch's answer is lost, the job runs, and the controller forgets it while the daemon is away."""
+    bench.slurm.plan("submit", Fault.LOST_REPLY)
+    bench.submit()
+    bench.settle()
+    job = bench.slurm.jobs()[-1]
+    bench.slurm.advance(5)
+    bench.slurm.end_job(job.job_id, JobState.FAILED, 1)
+    bench.slurm.advance(4000)
+    assert bench.slurm.fetch_jobs().jobs == ()
+
+
+def log_at(path: Path, bench: Bench, text: str = "step 1\n") -> None:
+    path.write_text(text)
+    at = bench.attempt.planned_at.timestamp() + 60
+    os.utime(path, (at, at))
+
+
+def test_a_script_that_ran_and_was_forgotten_is_not_submitted_again_as_if_nothing_had_been(bench: Bench) -> None:
+    lose(bench)
+    log_at(bench.folder / "slurm-1.out", bench)
+    bench.settle()
+    assert bench.attempt.state is AttemptState.PLANNED  # it may go on where Slurm does not see it
+    log_at(bench.folder / "slurm-1.out", bench, "step 1\nstep 2\n")
+    bench.clock.advance(SECOND_LOOK_S + 1)
+    bench.settle()
+    assert bench.attempt.state is AttemptState.PLANNED
+    bench.clock.advance(SECOND_LOOK_S + 1)
+    bench.settle()
+    assert (bench.attempt.end, bench.attempt.is_job_gone) == (AttemptEnd.VANISHED, True)
+    assert "slurm-1.out" in bench.attempt.end_detail
+    assert [i.kind for i in bench.store.load_interruptions("train")] == ["vanished"]
+    assert bench.slurm.fetch_jobs().jobs == ()
+
+
+def test_a_script_that_left_nothing_is_submitted_again(bench: Bench) -> None:
+    log_before = bench.folder / "slurm-0.out"
+    log_before.write_text("of another job\n")
+    os.utime(log_before, (0, 0))
+    lose(bench)
+    bench.settle()
+    assert [job.comment for job in bench.slurm.fetch_jobs().jobs] == ["sup:train:1"]
+
+
+def test_what_a_shared_log_holds_since_is_a_trace(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "ledger.db", now=FakeClock().now()) as store:
+        bench = Bench(tmp_path, store, words=("-o", "all.log", "train.sh"))
+        (tmp_path / "all.log").write_text("of before\n")
+        lose(bench)
+        log_at(tmp_path / "all.log", bench, "of before\nof this one\n")
+        bench.settle()
+        bench.clock.advance(SECOND_LOOK_S + 1)
+        bench.settle()
+        assert bench.attempt.end is AttemptEnd.VANISHED
+        bench.owners.close()
+
+
+@pytest.mark.parametrize(
+    ("output", "name", "job_id"),
+    [
+        ("slurm-%j.out", "slurm-17.out", 17),
+        ("logs/%x-%6A.%N", "train-000017.n3", 17),
+        ("%j.%j", "17.17", 17),
+        ("all.log", "all.log", None),
+        ("%N.log", "n3.log", None),
+    ],
+)
+def test_logs_of_a_script_are_known_by_their_names(tmp_path: Path, output: str, name: str, job_id: int | None) -> None:
+    handed = Handed(text=TEXT, path="t", words=("-o", output, "t"), environment={}, cwd=str(tmp_path))
+    script = read_script(handed)
+    names = find_log_names(Run(spec=script.spec, script=script.script), user="ann")
+    assert names is not None
+    names.folder.mkdir(exist_ok=True)
+    for one in (name, "other.txt", "slurm-.out", "all.log.old"):
+        (names.folder / one).write_text("x")
+    (names.folder / "slurm-99.out").symlink_to(names.folder / name)
+    with closing(RunDirReader()) as reader:
+        found = reader.find_logs(names.folder, names.pattern)
+        assert [(log.name, log.job_id, log.size_bytes) for log in found] == [(name, job_id, 1)]
+        assert reader.find_logs(tmp_path / "nowhere", names.pattern) == ()
+
+
+@pytest.mark.parametrize("output", ["%j/log", "/dev/null", "%q", "a\\\\b%j"])
+def test_logs_whose_names_cannot_be_known_are_not_looked_for(tmp_path: Path, output: str) -> None:
+    handed = Handed(text=TEXT, path="t", words=("-o", output, "t"), environment={}, cwd=str(tmp_path))
+    script = read_script(handed)
+    assert find_log_names(Run(spec=script.spec, script=script.script), user="ann") is None

@@ -17,6 +17,7 @@ from supervisor.clock import Clock
 from supervisor.model import (
     CheckpointView,
     Fresh,
+    LogFile,
     NodeChecks,
     PortProbe,
     Run,
@@ -96,6 +97,10 @@ class SimReader:
         self._on_act("write_attempt")
         self._disk.specs[attempt] = parse(AttemptSpec, files["attempt.json"])
         self._on_act("write_attempt")
+
+    def find_logs(self, folder: Path, pattern: str) -> tuple[LogFile, ...]:
+        self._answer()
+        return ()
 
     def prune(self, run_dir: Path, step: int, attempt: int) -> None:
         self._answer()
