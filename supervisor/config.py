@@ -353,7 +353,14 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
     )
     yield from _layout_problems(spec)
     yield from _progress_problems(spec)
-    for key in ("max_without_progress", "max_node_failures", "backoff_s", "backoff_max_s", "worker_restarts"):
+    for key in (
+        "max_without_progress",
+        "max_node_failures",
+        "backoff_s",
+        "backoff_max_s",
+        "worker_restarts",
+        "queue_ahead_s",
+    ):
         value = getattr(restart, key)
         yield _is_below(value), f"[restart] {key} must be 0 or more, not {value:g}"
     yield (

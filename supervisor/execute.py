@@ -55,6 +55,7 @@ from trainer import contract
 _ORDER = {
     IntentKind.CANCEL: 0,
     IntentKind.CLAIM: 0,
+    IntentKind.PROMOTE: 0,
     IntentKind.VERIFY: 1,  # only starts it
     IntentKind.SUBMIT: 2,
     IntentKind.DRAIN: 3,
@@ -157,6 +158,8 @@ class Executor:
                     return self._submit(intent, run, attempt, attempts, is_paused=_is_paused(intent, world))
                 case IntentKind.CANCEL:
                     return self._cancel(intent, run, world)
+                case IntentKind.PROMOTE:
+                    return self._promote(intent, run, _find_attempt(world, intent))
                 case IntentKind.CLAIM:
                     return self._claim(intent, run, _find_attempt(world, intent))
                 case IntentKind.DRAIN:
@@ -187,7 +190,7 @@ class Executor:
         *,
         is_paused: bool,
     ) -> Outcome | None:
-        if run is None or attempt is None or attempt.state is not AttemptState.PLANNED:
+        if run is None or attempt is None or attempt.state not in (AttemptState.PLANNED, AttemptState.AHEAD):
             return Outcome(state=IntentState.WITHDRAWN, text="the attempt is not planned any more")
         if intent.tries > 0:
             since = attempt.planned_at - timedelta(minutes=10)
@@ -207,6 +210,8 @@ class Executor:
                 waited_s = (now - intent.tried_at).total_seconds()
                 if waited_s < self._settings.slurm.submit_lookup_wait_s:
                     return None  # Slurm may still be taking it in
+            if attempt.state is AttemptState.AHEAD:  # whether it is still of use is not known: the next one will do
+                return self._refuse_attempt(attempt, AttemptEnd.NOT_NEEDED, "sbatch did not answer, and has no job")
             if run.state is not RunState.ACTIVE:
                 return self._refuse_attempt(attempt, AttemptEnd.STOPPED, "stopped before it was submitted")
             if is_paused:
@@ -288,7 +293,8 @@ class Executor:
         return replace(outcome, state=IntentState.DONE, facts=(*outcome.facts, Fact(record=interruption, reason=why)))
 
     def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
-        return replace(attempt, state=AttemptState.SUBMITTED, job_id=job_id, submitted_at=self._clock.now())
+        state = attempt.state if attempt.state is AttemptState.AHEAD else AttemptState.SUBMITTED
+        return replace(attempt, state=state, job_id=job_id, submitted_at=self._clock.now())
 
     def _adopt(self, run: Run, attempt: Attempt, found: tuple[JobRecord, ...]) -> Outcome:
         """The answer was lost but the job is there. Of two with one token the older stays."""
@@ -302,6 +308,8 @@ class Executor:
         return Outcome(state=IntentState.DONE, text=text, facts=tuple(facts))
 
     def _refuse_attempt(self, attempt: Attempt, end: AttemptEnd, why: str, *, says: str = "") -> Outcome:
+        if attempt.state is AttemptState.AHEAD:
+            end = AttemptEnd.NOT_NEEDED
         over = replace(
             attempt, state=AttemptState.OVER, over_at=self._clock.now(), end=end, end_detail=why, is_job_gone=True
         )
@@ -314,18 +322,9 @@ class Executor:
         """
         if run.script is not None:
             return self._prepare_script(run, run.script, attempt, attempts)
-        spec, paths = run.spec, run.spec.paths
-        directory = paths.attempt_dir(attempt.number)
-        job_spec = render_attempt_spec(run, attempt, self._settings)
-        script = render_batch_script(
-            python=self._settings.launcher.python,
-            attempt_dir=directory,
-            job_name=run.name,
-            output=directory / "job.log",
-            pythonpath=self._settings.launcher.pythonpath,
-        )
-        files = {"attempt.json": contract.render_json(job_spec), "batch.sh": script.encode()}
-        self._owners.reader(run).write_attempt(spec.run_dir, attempt.number, files)
+        spec = run.spec
+        directory = spec.paths.attempt_dir(attempt.number)
+        script = self._write_files(run, attempt)
         identity = self._identity(run)
         batch = directory / "batch.sh"
         if identity is not None:  # others may be able to put another file there, and sbatch would run it as the owner
@@ -343,6 +342,7 @@ class Executor:
             time_limit=spec.slurm.time_limit,
             gpus_per_node=spec.slurm.gpus_per_node,
             exclude=attempt.exclude,
+            dependency=_dependency(attempt, attempts),
             options=(*render_warning(spec.slurm.warn_before_limit_s, spec.slurm.time_limit), *spec.slurm.options),
             identity=identity,
             inherited=run.inherited,
@@ -354,6 +354,29 @@ class Executor:
             return self._submissions.write_batch(run.name, attempt.number, text, owner)
         except OSError as error:
             raise RunDirUnreadable(f"batch script: {error}") from None
+
+    def _write_files(self, run: Run, attempt: Attempt) -> str:
+        """What the launcher reads; returns the text of the batch script."""
+        directory = run.spec.paths.attempt_dir(attempt.number)
+        job_spec = render_attempt_spec(run, attempt, self._settings)
+        script = render_batch_script(
+            python=self._settings.launcher.python,
+            attempt_dir=directory,
+            job_name=run.name,
+            output=directory / "job.log",
+            pythonpath=self._settings.launcher.pythonpath,
+        )
+        files = {"attempt.json": contract.render_json(job_spec), "batch.sh": script.encode()}
+        self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, files)
+        return script
+
+    def _promote(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> Outcome:
+        """Tell the launcher of a job that was queued ahead where to begin: it waits for this file to say so."""
+        if run is None or attempt is None or attempt.is_over:
+            return Outcome(state=IntentState.WITHDRAWN, text="the attempt is over")
+        self._mark(intent)
+        self._write_files(run, attempt)
+        return Outcome(state=IntentState.DONE, text=f"job {attempt.job_id} is told to begin")
 
     def _prepare_script(
         self, run: Run, script: ScriptSpec, attempt: Attempt, attempts: tuple[Attempt, ...]
@@ -520,6 +543,7 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         procs_per_node=spec.procs_per_node,
         resume_from=attempt.resume_path,
         resume_step=attempt.resume_step,
+        is_ahead=attempt.state is AttemptState.AHEAD,
         checkpoint_every_s=spec.checkpoint.every_s,
         worker_restarts=spec.restart.worker_restarts,
         beat_interval_s=spec.health.beat_interval_s,
@@ -558,7 +582,15 @@ def _is_paused(intent: Intent, world: World) -> bool:
 
 
 def _find_attempt(world: World, intent: Intent) -> Attempt | None:
-    return next((a for a in world.attempts.get(intent.run, ()) if a.number == intent.attempt), None)
+    every = (*world.attempts.get(intent.run, ()), *world.aside.get(intent.run, ()))
+    return next((a for a in every if a.number == intent.attempt), None)
+
+
+def _dependency(attempt: Attempt, attempts: tuple[Attempt, ...]) -> str:
+    """Singleton keeps two jobs of a run apart by itself; `afterany` says which one is waited for."""
+    before = attempts[-1].job_id if attempts else None
+    is_behind = attempt.state is AttemptState.AHEAD and before is not None
+    return f"afterany:{before},singleton" if is_behind else "singleton"
 
 
 def _find_checkpoint(world: World, intent: Intent) -> Checkpoint | None:

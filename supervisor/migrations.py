@@ -109,8 +109,10 @@ CREATE TABLE attempts (
   log_offset INTEGER NOT NULL,
   PRIMARY KEY (run, number)
 );
--- Two live attempts of a run would train and publish side by side: the database itself refuses the second one.
-CREATE UNIQUE INDEX one_live_attempt ON attempts (run) WHERE state <> 'over';
+-- Two live attempts of a run would train and publish side by side: the database itself refuses the second one. One that
+-- is queued ahead does not begin before it has become the live one.
+CREATE UNIQUE INDEX one_live_attempt ON attempts (run) WHERE state NOT IN ('over', 'ahead');
+CREATE UNIQUE INDEX one_attempt_ahead ON attempts (run) WHERE state = 'ahead';
 CREATE UNIQUE INDEX one_attempt_per_token ON attempts (token);
 
 CREATE TABLE checkpoints (

@@ -118,6 +118,7 @@ class RestartSpec:
     backoff_s: float = 15.0  # before the second restart without progress; doubles
     backoff_max_s: float = 600.0  # the longest pause that doubling leads to
     worker_restarts: int = 0  # restarts of all workers in the running step, before a new attempt is made
+    queue_ahead_s: float = 0.0  # so long before the time limit the next job is queued behind the running one; 0: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +222,15 @@ class Run:
         """Of all its jobs: Slurm's singleton keeps two of them from running at once by it."""
         return self.script.job_name or self.name if self.script is not None else self.name
 
+    def token(self, number: int) -> str:
+        """What the job of attempt `number` is known by in Slurm."""
+        return f"sup:{self.name}:{number}:{int(self.created_at.timestamp()):x}"
+
 
 class AttemptState(StrEnum):
-    """Life of one attempt. Only OVER attempts are fenced; a run has at most one that is not OVER."""
+    """Life of one attempt. Only OVER attempts are fenced; a run has at most one that is neither OVER nor AHEAD."""
 
+    AHEAD = "ahead"  # submitted to start when the running attempt's job has ended; it waits to be told to begin
     PLANNED = "planned"  # the intent to submit is committed; the job may or may not exist
     SUBMITTED = "submitted"  # the job id is known
     RUNNING = "running"
@@ -253,6 +259,7 @@ class AttemptEnd(StrEnum):
     MAINTENANCE = "maintenance"  # its nodes were taken for planned work: a maintenance reservation, a reboot
     RESIZED = "resized"  # waited in the queue for more nodes than are healthy
     LOST = "lost"  # a second job of the same attempt
+    NOT_NEEDED = "not_needed"  # was queued ahead, and the run went on in another way or not at all
 
 
 PLANNED_ENDS = frozenset(
@@ -306,6 +313,11 @@ class Attempt:
     @property
     def is_over(self) -> bool:
         return self.state is AttemptState.OVER
+
+    @property
+    def is_aside(self) -> bool:
+        """True for one that is queued ahead, or was and never trained: no part of the run's course."""
+        return self.state is AttemptState.AHEAD or self.end is AttemptEnd.NOT_NEEDED
 
 
 class CheckpointState(StrEnum):
@@ -418,6 +430,7 @@ class IntentKind(StrEnum):
 
     SUBMIT = "submit"
     CANCEL = "cancel"
+    PROMOTE = "promote"  # tell the job that was queued ahead from where to begin
     CLAIM = "claim"  # put our token on an adopted job, and keep Slurm from requeueing it
     DRAIN = "drain"
     VERIFY = "verify"  # read a checkpoint back; the result is an observation of a later cycle
@@ -466,6 +479,7 @@ class World:
     is_paused: bool = False
     runs: tuple[Run, ...] = ()  # not finished or stopped, and those whose last job is not gone yet
     attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)  # by run, ascending
+    aside: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)  # queued ahead, by run, ascending
     checkpoints: Mapping[str, tuple[Checkpoint, ...]] = field(default_factory=dict)  # by run, not pruned
     interruptions: tuple[Interruption, ...] = ()  # not caught up yet
     nodes: Mapping[str, NodeMemory] = field(default_factory=dict)

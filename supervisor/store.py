@@ -274,10 +274,12 @@ class Store:
         with self.reading():
             runs = self._records(Run, _LIVE_RUNS)
             names = json.dumps([run.name for run in runs])
+            attempts = self._records(Attempt, _ATTEMPTS_OF, names)
             return World(
                 is_paused=self.load_paused(),
                 runs=runs,
-                attempts=_by_run(runs, self._records(Attempt, _ATTEMPTS_OF, names)),
+                attempts=_by_run(runs, [a for a in attempts if not a.is_aside]),
+                aside=_by_run(runs, [a for a in attempts if a.is_aside]),
                 checkpoints=_by_run(runs, self._records(Checkpoint, _CHECKPOINTS_OF, names)),
                 interruptions=self._records(Interruption, _NOT_CAUGHT_UP, names),
                 nodes={memory.node: memory for memory in self.load_nodes()},
@@ -513,7 +515,14 @@ class Store:
         return self._records(Run, f"SELECT * FROM runs {where} ORDER BY created_at, name")  # noqa: S608 - our own constants
 
     def load_attempts(self, run: str) -> tuple[Attempt, ...]:
-        """All attempts of a run, ascending."""
+        """The attempts of a run, ascending, without those that are or were queued ahead and never trained."""
+        return tuple(a for a in self._load_all_attempts(run) if not a.is_aside)
+
+    def load_aside(self, run: str) -> tuple[Attempt, ...]:
+        """The attempts of a run that are queued ahead, or were and were not needed, ascending."""
+        return tuple(a for a in self._load_all_attempts(run) if a.is_aside)
+
+    def _load_all_attempts(self, run: str) -> tuple[Attempt, ...]:
         return self._records(Attempt, "SELECT * FROM attempts WHERE run = ? ORDER BY number", run)
 
     def load_checkpoints(self, run: str) -> tuple[Checkpoint, ...]:
@@ -630,7 +639,7 @@ class Store:
 _LIVE_RUNS = """
 SELECT * FROM runs
 WHERE state NOT IN ('finished', 'stopped')
-   OR (SELECT is_job_gone FROM attempts WHERE run = runs.name ORDER BY number DESC LIMIT 1) = 0
+   OR EXISTS (SELECT 1 FROM attempts WHERE run = runs.name AND is_job_gone = 0)
 ORDER BY created_at, name
 """
 _ATTEMPTS_OF = "SELECT * FROM attempts WHERE run IN (SELECT value FROM json_each(?)) ORDER BY run, number"

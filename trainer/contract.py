@@ -84,6 +84,7 @@ class AttemptSpec:
     start_checks: tuple[str, ...] = ()  # argv of the node probes, run before training; empty: none
     start_checks_timeout_s: float = 20.0
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables for the training program
+    is_ahead: bool = False  # queued behind a running attempt: it begins when this file says False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

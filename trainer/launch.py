@@ -9,6 +9,7 @@ by a thread of their own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -56,6 +57,7 @@ from trainer.verdict import (
 )
 
 REPORT_INTERVAL_S = 1.0
+PROMOTION_LIMIT_S = 600.0  # a job that was queued ahead holds its nodes for so long until it is told to begin
 OWN_SILENCE_S = 1.0  # a cycle takes a tenth of this
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -677,6 +679,7 @@ def main(
     *,
     agent: Sequence[str] = _AGENT,
     limits: Limits | None = None,
+    promotion_limit_s: float = PROMOTION_LIMIT_S,
 ) -> int:
     """Run one attempt on this job's nodes. `agent`: what stands for trainer.node, in tests."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -686,10 +689,12 @@ def main(
     attempt_dir = Path(arguments[0]).absolute()
     job_id = os.environ.get("SLURM_JOB_ID", "")
     try:
-        spec = contract.parse(AttemptSpec, (attempt_dir / "attempt.json").read_bytes())
-        nodes = _find_step_nodes(spec, os.environ)
+        nodes = _find_step_nodes(_read_spec(attempt_dir), os.environ)
+        spec = _await_promotion(attempt_dir, promotion_limit_s)
+        if spec is None:
+            return _give_nodes_back(attempt_dir, _job_number(job_id), promotion_limit_s)
     except (OSError, ContractError) as error:
-        return _refuse(attempt_dir, int(job_id) if job_id.isdecimal() else 0, str(error))
+        return _refuse(attempt_dir, _job_number(job_id), str(error))
     own_node = os.environ.get("SLURMD_NODENAME") or nodes[0]
     _allow_connections(len(nodes))
     launcher = Launcher(
@@ -698,12 +703,44 @@ def main(
         nodes=nodes,
         own_node=own_node,
         own_address=find_own_address(nodes, own_node),
-        job_id=int(job_id) if job_id.isdecimal() else 0,
+        job_id=_job_number(job_id),
         environment=os.environ,
         agent=agent,
         limits=limits or Limits(),
     )
     return launcher.run()
+
+
+def _read_spec(attempt_dir: Path) -> AttemptSpec:
+    return contract.parse(AttemptSpec, (attempt_dir / "attempt.json").read_bytes())
+
+
+def _await_promotion(attempt_dir: Path, limit_s: float) -> AttemptSpec | None:
+    """What to do, once it is this attempt's turn; None: nobody said so in time.
+
+    One that was queued ahead begins when the service has seen the end of the one before it and chosen the checkpoint:
+    its file then says so.
+    """
+    deadline = time.monotonic() + limit_s
+    spec = _read_spec(attempt_dir)
+    if spec.is_ahead:
+        print("trainer.launch: queued ahead: waits to be told to begin", file=sys.stderr, flush=True)
+    while spec.is_ahead:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_S)
+        with contextlib.suppress(OSError):  # a file system that wavers
+            spec = _read_spec(attempt_dir)
+    return spec
+
+
+def _give_nodes_back(attempt_dir: Path, job_id: int, limit_s: float) -> int:
+    reason = f"queued ahead, and not told to begin within {limit_s:g} s"
+    return _end_early(attempt_dir, job_id, reason, contract.EXIT_RESUBMIT)
+
+
+def _job_number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _allow_connections(count: int) -> None:
@@ -727,15 +764,19 @@ def _find_step_nodes(spec: AttemptSpec, environment: Mapping[str, str]) -> tuple
 
 
 def _refuse(attempt_dir: Path, job_id: int, reason: str) -> int:
+    return _end_early(attempt_dir, job_id, reason, EXIT_MISCONFIGURED)
+
+
+def _end_early(attempt_dir: Path, job_id: int, reason: str, code: int) -> int:
     print(f"trainer.launch: {reason}", file=sys.stderr, flush=True)
     attempt = int(attempt_dir.name) if attempt_dir.name.isdecimal() else 0
-    record = ExitRecord(attempt=attempt, job_id=job_id, exit_code=EXIT_MISCONFIGURED, reason=reason, time=time.time())
+    record = ExitRecord(attempt=attempt, job_id=job_id, exit_code=code, reason=reason, time=time.time())
     try:
         if attempt_dir.is_dir():
             contract.write_json(attempt_dir / "exit.json", record)
     except OSError as error:
         print(f"trainer.launch: exit.json not written: {error}", file=sys.stderr, flush=True)
-    return EXIT_MISCONFIGURED
+    return code
 
 
 if __name__ == "__main__":

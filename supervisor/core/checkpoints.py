@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
 from supervisor.model import (
     Attempt,
@@ -14,6 +15,7 @@ from supervisor.model import (
     CheckpointView,
     Verification,
 )
+from trainer.contract import RunPaths
 
 LOAD_FAILURES_TO_REJECT = 2
 
@@ -126,6 +128,23 @@ class ResumePoint:
     read_back: tuple[Checkpoint, ...] = ()
     is_lost: bool = False  # there were checkpoints and none can be used: never start at 0 by yourself
     why: str = ""
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint is not None else 0
+
+    @property
+    def place(self) -> str:
+        """For people: where, and why there."""
+        return f"step {self.step} ({self.why})" if self.checkpoint is not None else f"the beginning ({self.why})"
+
+
+def resume_path(run_dir: Path, resume: ResumePoint) -> str:
+    """The path that an attempt is given; empty: from the beginning."""
+    point = resume.checkpoint
+    if point is None:
+        return ""
+    return point.path if point.stamp else str(RunPaths(run_dir).checkpoint(point.step, point.attempt))
 
 
 def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, since: datetime | None) -> ResumePoint:

@@ -40,6 +40,7 @@ class Draft:
         self.runs: dict[str, Run] = {run.name: run for run in world.runs}
         self.nodes: dict[str, NodeMemory] = dict(world.nodes)
         self._attempts = {name: {a.number: a for a in items} for name, items in world.attempts.items()}
+        self._aside = {name: {a.number: a for a in items} for name, items in world.aside.items()}
         self._checkpoints = {name: {c.key: c for c in items} for name, items in world.checkpoints.items()}
         self._interruptions = {(i.run, i.attempt): i for i in world.interruptions}
         self._facts: dict[object, Fact] = {}
@@ -66,11 +67,23 @@ class Draft:
         return self.snapshot.nodes.value if isinstance(self.snapshot.nodes, Fresh) else None
 
     def attempts(self, run: str) -> tuple[Attempt, ...]:
+        """The run's course: all attempts but those that are or were queued ahead."""
         return tuple(a for _, a in sorted(self._attempts.get(run, {}).items()))
 
     def last_attempt(self, run: str) -> Attempt | None:
         attempts = self._attempts.get(run)
         return attempts[max(attempts)] if attempts else None
+
+    def aside(self, run: str) -> tuple[Attempt, ...]:
+        """Attempts that are queued ahead, or were and were not needed."""
+        return tuple(a for _, a in sorted(self._aside.get(run, {}).items()))
+
+    def ahead(self, run: str) -> Attempt | None:
+        """The attempt that is queued behind the running one."""
+        return next((a for a in self.aside(run) if not a.is_over), None)
+
+    def next_number(self, run: str) -> int:
+        return max((*self._attempts.get(run, ()), *self._aside.get(run, ())), default=0) + 1
 
     def checkpoints(self, run: str) -> tuple[Checkpoint, ...]:
         return tuple(c for _, c in sorted(self._checkpoints.get(run, {}).items()))
@@ -121,9 +134,9 @@ class Draft:
             self.runs[record.name] = record
             return ("run", record.name), known
         if isinstance(record, Attempt):
-            attempts = self._attempts.setdefault(record.run, {})
-            known = attempts.get(record.number)
-            attempts[record.number] = record
+            attempts, aside = self._attempts.setdefault(record.run, {}), self._aside.setdefault(record.run, {})
+            known = attempts.pop(record.number, None) or aside.pop(record.number, None)
+            (aside if record.is_aside else attempts)[record.number] = record
             return ("attempt", record.run, record.number), known
         if isinstance(record, Checkpoint):
             checkpoints = self._checkpoints.setdefault(record.run, {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from supervisor.core.draft import Draft
-from supervisor.core.rules import attempts, checkpoints, nodes, outages, runs, waiting
+from supervisor.core.rules import ahead, attempts, checkpoints, nodes, outages, runs, waiting
 from supervisor.model import Plan, Policy, Snapshot, World
 
 
@@ -30,7 +30,9 @@ def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -
         checkpoints.verify_new(draft, draft.runs[run.name])
         checkpoints.prune(draft, draft.runs[run.name])
         runs.settle_run(draft, run.name)
+        ahead.clear(draft, run.name)
         runs.start(draft, run.name)
+        ahead.queue(draft, run.name)
         runs.pace(draft, run.name)
     nodes.drain(draft)
     outages.tell_silence(draft)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 
 from supervisor.model import Attempt, Interruption
 
@@ -148,12 +149,16 @@ def _wall_s(ran: Sequence[Attempt], now: datetime) -> float:
     """From the first start to the newest end, without the time between an attempt's submission and its start."""
     first = min(a.started_at for a in ran if a.started_at is not None)
     last = max(a.over_at or now for a in ran)
-    queued_s = math.fsum(
-        max(0.0, (a.started_at - a.submitted_at).total_seconds())
-        for a in ran
-        if a.started_at is not None and a.submitted_at is not None and a.started_at > first
-    )
+    queued_s = math.fsum(_queued_s(before, a) for before, a in pairwise(ran))
     return (last - first).total_seconds() - queued_s
+
+
+def _queued_s(before: Attempt, attempt: Attempt) -> float:
+    """A job that was queued ahead waited for nothing while the attempt before it ran."""
+    if attempt.started_at is None or attempt.submitted_at is None:
+        return 0.0
+    since = max(attempt.submitted_at, before.over_at) if before.over_at is not None else attempt.submitted_at
+    return max(0.0, (attempt.started_at - since).total_seconds())
 
 
 # ---------------------------------------------------------------- what one interruption has cost

@@ -60,9 +60,10 @@ def maybe(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 # ---------------------------------------------------------------- what the ledger may hold
 
 specs = st.builds(
-    lambda low, more, multiple, spares, complete, keep: spec(
+    lambda low, more, multiple, spares, complete, keep, ahead_s: spec(
         nodes={"min": low, "max": low + more, "multiple_of": multiple, "spares": spares},
         checkpoint={"resume_from_complete": complete, "keep_last": keep, "verify_on_head_max_bytes": 100},
+        restart={"queue_ahead_s": ahead_s},
     ),
     st.integers(1, 3),
     st.integers(0, 3),
@@ -70,6 +71,7 @@ specs = st.builds(
     st.integers(0, 2),
     st.booleans(),
     st.integers(2, 4),
+    st.sampled_from([0.0, 600.0]),
 )
 runs = st.builds(
     Run,
@@ -89,8 +91,44 @@ def histories(draw: st.DrawFn) -> tuple[Attempt, ...]:
     return tuple(_attempt(draw, n, is_last=n == count) for n in range(1, count + 1))
 
 
+ENDS = [end for end in AttemptEnd if end is not AttemptEnd.NOT_NEEDED]
+
+
+def _queued_ahead(draw: st.DrawFn, number: int) -> Attempt:
+    """One that is queued behind the newest attempt, or was."""
+    is_known, is_over = draw(st.booleans()), draw(st.integers(0, 3)) == 0
+    return Attempt(
+        run="gpt",
+        number=number,
+        token=f"sup:gpt:{number}",
+        state=AttemptState.OVER if is_over else AttemptState.AHEAD,
+        nodes_wanted=draw(st.integers(1, 4)),
+        exclude=tuple(draw(st.lists(names, unique=True, max_size=2))),
+        planned_at=ago(5000),
+        job_id=100 + number if is_known else None,
+        submitted_at=draw(instants) if is_known else None,
+        over_at=draw(instants) if is_over else None,
+        end=AttemptEnd.NOT_NEEDED if is_over else None,
+        end_detail="not needed" if is_over else "",
+        is_job_gone=is_over and (not is_known or draw(st.booleans())),
+    )
+
+
+def _submission(draw: st.DrawFn, number: int) -> Intent:
+    return Intent(
+        kind=IntentKind.SUBMIT,
+        key=f"submit:gpt:{number}",
+        reason="go",
+        run="gpt",
+        attempt=number,
+        tries=draw(st.integers(0, 2)),
+        tried_at=draw(maybe(instants)),
+    )
+
+
 def _attempt(draw: st.DrawFn, number: int, *, is_last: bool) -> Attempt:
-    state = draw(st.sampled_from(AttemptState)) if is_last else AttemptState.OVER
+    states = [s for s in AttemptState if s is not AttemptState.AHEAD]
+    state = draw(st.sampled_from(states)) if is_last else AttemptState.OVER
     is_known = state is not AttemptState.PLANNED and (state is not AttemptState.OVER or draw(st.booleans()))
     resumed = draw(st.sampled_from([0, 100, 200, 300]))
     return Attempt(
@@ -108,7 +146,7 @@ def _attempt(draw: st.DrawFn, number: int, *, is_last: bool) -> Attempt:
         stepped_at=draw(maybe(instants)) if is_known else None,
         nodes=tuple(draw(st.lists(names, unique=True, max_size=3))) if is_known else (),
         over_at=draw(instants) if state is AttemptState.OVER else None,
-        end=draw(st.sampled_from(AttemptEnd)) if state is AttemptState.OVER else None,
+        end=draw(st.sampled_from(ENDS)) if state is AttemptState.OVER else None,
         exit_code=draw(st.sampled_from([None, 0, 75, 1])),
         is_job_gone=state is AttemptState.OVER and draw(st.booleans()),
         phase=draw(st.sampled_from(["", "suspended", *PHASES])),
@@ -163,24 +201,17 @@ def worlds(draw: st.DrawFn) -> World:
     run, attempts = draw(runs), draw(histories())
     intents = []
     if attempts and attempts[-1].state is AttemptState.PLANNED and draw(st.booleans()):
-        number = attempts[-1].number
-        intents = [
-            Intent(
-                kind=IntentKind.SUBMIT,
-                key=f"submit:gpt:{number}",
-                reason="go",
-                run="gpt",
-                attempt=number,
-                tries=draw(st.integers(0, 2)),
-                tried_at=draw(maybe(instants)),
-            )
-        ]
+        intents = [_submission(draw, attempts[-1].number)]
+    has_aside = bool(attempts) and draw(st.booleans())
+    aside = (_queued_ahead(draw, attempts[-1].number + 1),) if has_aside else ()
+    intents += [_submission(draw, a.number) for a in aside if not a.is_over and a.job_id is None]
     drained = draw(st.lists(names, unique=True, max_size=2))
     intents += [Intent(kind=IntentKind.DRAIN, key=f"drain:{n}", reason="broken", node=n) for n in drained]
     return World(
         is_paused=draw(st.booleans()) and draw(st.booleans()),
         runs=(run,),
         attempts={"gpt": attempts},
+        aside={"gpt": aside},
         checkpoints={"gpt": draw(checkpoint_rows())},
         nodes={m.node: m for m in draw(st.lists(memories, max_size=4))},
         open_intents=tuple(intents),
@@ -199,7 +230,8 @@ job_records = st.builds(
         comment=comment or f"sup:gpt:{number}",
         **rest,
     ),
-    number=st.integers(1, 4),
+    number=st.integers(1, 5),
+    limit_at=maybe(st.sampled_from([ago(-100), ago(-100_000)])),
     extra=st.sampled_from([0, 0, 0, 50]),
     state=st.sampled_from(JobState),
     flags=st.sampled_from([frozenset(), frozenset(), frozenset({JobFlag.COMPLETING}), frozenset({JobFlag.STOPPED})]),
@@ -373,7 +405,7 @@ def scenes(draw: st.DrawFn) -> tuple[World, Snapshot, Policy]:
 def apply(known: World, plan: Plan) -> World:
     """The world as the ledger gives it back after this plan was committed, and nothing done."""
     rows: dict[Any, Any] = {("run", r.name): r for r in known.runs}
-    rows |= {(a.run, a.number): a for a in known.attempts["gpt"]}
+    rows |= {(a.run, a.number): a for a in (*known.attempts["gpt"], *known.aside.get("gpt", ()))}
     rows |= {("checkpoint", c.key): c for c in known.checkpoints["gpt"]}
     rows |= {("node", m.node): m for m in known.nodes.values()}
     rows |= {("interruption", i.attempt): i for i in known.interruptions}
@@ -388,12 +420,14 @@ def apply(known: World, plan: Plan) -> World:
             rows["node", record.node] = record
         elif isinstance(record, Interruption):
             rows["interruption", record.attempt] = record
+    attempts = sorted((r for r in rows.values() if isinstance(r, Attempt)), key=lambda a: a.number)
     gone = {i.key for i in (*plan.withdrawn, *plan.settled)}
     still_open = [i for i in known.open_intents if i.key not in gone]
     return replace(
         known,
         runs=tuple(r for k, r in rows.items() if k[0] == "run"),
-        attempts={"gpt": tuple(sorted((r for r in rows.values() if isinstance(r, Attempt)), key=lambda a: a.number))},
+        attempts={"gpt": tuple(a for a in attempts if not a.is_aside)},
+        aside={"gpt": tuple(a for a in attempts if a.is_aside)},
         checkpoints={"gpt": tuple(r for k, r in rows.items() if k[0] == "checkpoint")},
         nodes={r.node: r for k, r in rows.items() if k[0] == "node"},
         interruptions=tuple(r for k, r in rows.items() if k[0] == "interruption" and r.resumed_at is None),
@@ -403,8 +437,10 @@ def apply(known: World, plan: Plan) -> World:
 
 
 def submitted(known: World, plan: Plan) -> list[Attempt]:
+    """Attempts that are meant to train: new ones, and those that were queued ahead and whose turn has come."""
     after = {a.number: a for a in apply(known, plan).attempts["gpt"]}
-    return [after[i.attempt] for i in plan.intents if i.kind is IntentKind.SUBMIT and i.attempt is not None]
+    meant = {i.attempt for i in plan.intents if i.kind in (IntentKind.SUBMIT, IntentKind.PROMOTE)}
+    return [attempt for number, attempt in after.items() if number in meant]
 
 
 # ---------------------------------------------------------------- properties
@@ -416,6 +452,46 @@ def test_no_world_and_no_snapshot_leads_to_two_live_attempts(scene: tuple[World,
     known, seen, policy = scene
     after = apply(known, reconcile(known, seen, policy, NOW))
     assert sum(not a.is_over for a in after.attempts["gpt"]) <= 1
+    assert sum(not a.is_over for a in after.aside["gpt"]) <= 1
+
+
+@PROPERTY
+@given(scenes())
+def test_no_job_that_was_queued_ahead_is_left_behind(scene: tuple[World, Snapshot, Policy]) -> None:
+    """A run that does not go on keeps none, and what was not needed is cancelled until Slurm has no more of it."""
+    known, seen, policy = scene
+    plan = reconcile(known, seen, policy, NOW)
+    after = apply(known, plan)
+    (run,) = after.runs
+    unsettled = {i.attempt for i in after.open_intents if i.kind is IntentKind.SUBMIT and i.tries > 0}
+    if run.state is not RunState.ACTIVE:
+        assert {a.number for a in after.aside["gpt"] if not a.is_over} <= unsettled
+    over = [a for a in after.aside["gpt"] if a.is_over and not a.is_job_gone]
+    assert all(a.job_id is not None for a in over)
+    if (
+        isinstance(seen.jobs, Fresh)
+        and not known.is_paused
+        and not policy.is_observe_only
+        and not known.settled_intents
+    ):
+        meant = {i.job_id for i in reconcile(after, seen, policy, NOW).intents} | {i.job_id for i in after.open_intents}
+        live = {j.job_id for j in seen.jobs.value.values() if j.is_live and j.comment.startswith("sup:gpt:")}
+        assert {a.job_id for a in over} & live <= meant
+
+
+@PROPERTY
+@given(scenes())
+def test_one_attempt_at_most_is_queued_ahead_of_each_and_none_of_a_run_that_does_not_ask_for_it(
+    scene: tuple[World, Snapshot, Policy],
+) -> None:
+    known, seen, policy = scene
+    plan = reconcile(known, seen, policy, NOW)
+    new = [f.record for f in plan.facts if isinstance(f.record, Attempt) and f.record.state is AttemptState.AHEAD]
+    if new:
+        (run,) = known.runs
+        assert run.spec.restart.queue_ahead_s > 0
+        assert known.attempts["gpt"][-1].state in (AttemptState.SUBMITTED, AttemptState.RUNNING)
+        assert [a for a in known.aside["gpt"] if a.number > known.attempts["gpt"][-1].number] == []
 
 
 @PROPERTY
@@ -481,7 +557,8 @@ def test_no_attempt_starts_blind_or_while_an_earlier_job_may_live(scene: tuple[W
         assert isinstance(seen.jobs, Fresh)
         assert isinstance(seen.nodes, Fresh)
         assert isinstance(seen.runs.get("gpt"), Fresh)
-        earlier = [a for a in apply(known, plan).attempts["gpt"] if a.is_over]
+        after = apply(known, plan)
+        earlier = [a for a in (*after.attempts["gpt"], *after.aside["gpt"]) if a.is_over]
         assert all(a.is_job_gone for a in earlier)
         ids = {a.job_id for a in earlier if a.job_id is not None}
         live = [j for i, j in seen.jobs.value.items() if i in ids and j.is_live and j.comment != "sup:other:1"]
@@ -535,6 +612,9 @@ def test_a_plan_that_is_committed_adds_nothing_when_the_same_is_seen_again(
     known, seen, policy = scene
     once = replace(seen, sweeps=(), verifications=())  # these are events: each is told once
     after = apply(known, reconcile(known, once, policy, NOW))
+    if known.aside["gpt"]:  # what is seen of its job counts once it is the newest; what it holds up goes on after it
+        for _ in range(3):
+            after = apply(after, reconcile(after, once, policy, NOW))
     again = reconcile(after, once, policy, NOW)
     assert (again.facts, again.intents, again.withdrawn, again.settled) == ((), (), (), ())
 

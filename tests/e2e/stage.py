@@ -62,6 +62,7 @@ max = {max}
 [restart]
 backoff_s = 0
 max_without_progress = {max_without_progress}
+queue_ahead_s = {queue_ahead_s}
 [progress]
 step_min_s = 0.5
 step_max_s = {step_max_s}
@@ -170,6 +171,7 @@ class Stage:
         maximum: int = 1,
         max_without_progress: int = 3,
         step_max_s: float = 60,
+        queue_ahead_s: float = 0,
         root: Path | None = None,
         more: str = "",
     ) -> Path:
@@ -184,6 +186,7 @@ class Stage:
                 max=maximum,
                 max_without_progress=max_without_progress,
                 step_max_s=step_max_s,
+                queue_ahead_s=queue_ahead_s,
                 more=more,
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 
@@ -167,3 +168,67 @@ def test_a_suspended_job_is_no_stall_and_goes_on_when_it_is_resumed(stage: Stage
     stage.wait("some more steps", lambda: (stage.attempt(1).last_step or 0) > 20)
     assert stage.live_attempts() == [1]
     assert stage.interruptions() == ()
+
+
+# ---- the next job, queued behind the running one
+
+ALWAYS_S = 2 * 365 * 86400  # Slurm gives a job without a time limit a year
+
+
+def submit_with_successor(stage: Stage) -> int:
+    """A run that trains in job 1; the number of the job that waits behind it."""
+    stage.submit("r", *SAVES, queue_ahead_s=ALWAYS_S)
+    first = stage.await_step(1).job_id
+
+    def waiting() -> int | None:
+        jobs = [job for job in stage.jobs() if job.is_pending and job.reason == "Dependency"]
+        return jobs[0].job_id if jobs and jobs[0].job_id != first else None
+
+    return stage.wait("a job behind it", waiting)
+
+
+def ask_to_save(stage: Stage) -> None:
+    ask(stage, "scancel", "--signal=USR1", "--batch", str(stage.attempt(1).job_id))
+
+
+def test_the_next_job_waits_behind_the_running_one_and_trains_within_seconds_of_its_end(stage: Stage) -> None:
+    behind = submit_with_successor(stage)
+    assert stage.live_attempts() == [1]
+    ask_to_save(stage)
+    second = stage.await_step(2)
+    first = stage.attempt(1)
+    assert (first.end, second.job_id, second.resume_step) == (AttemptEnd.SAVED, behind, first.last_step)
+    assert second.submitted_at is not None
+    assert second.stepped_at is not None
+    assert first.over_at is not None
+    assert second.submitted_at < first.over_at
+    assert (second.stepped_at - first.over_at).total_seconds() < 10
+    assert stage.live_attempts() == [2]
+
+
+def test_a_job_that_starts_while_the_daemon_is_dead_trains_nothing_until_it_is_told_from_where(stage: Stage) -> None:
+    behind = submit_with_successor(stage)
+    stage.end_daemon(signal.SIGKILL)
+    ask_to_save(stage)
+    stage.wait("its start", lambda: any(j.job_id == behind and not j.is_pending for j in stage.jobs()))
+    log = stage.run().spec.paths.attempt_dir(2) / "job.log"
+    stage.wait("its word", lambda: log.exists() and "waits to be told to begin" in log.read_text())
+    assert not stage.run().spec.paths.progress(2).exists()
+    stage.start_daemon()
+    second = stage.await_step(2)
+    assert (second.job_id, second.resume_step) == (behind, stage.attempt(1).last_step)
+
+
+def test_a_cancelled_run_keeps_no_job_behind_it(stage: Stage) -> None:
+    submit_with_successor(stage)
+    ask(stage, "scancel", str(stage.attempt(1).job_id))
+    stage.await_state("held")
+    stage.wait("no job", lambda: all(job.is_ended for job in stage.jobs()))
+    assert [a.end for a in stage.attempts()] == [AttemptEnd.CANCELLED]
+
+
+def test_stop_ends_the_job_that_waits_too(stage: Stage) -> None:
+    submit_with_successor(stage)
+    stage.do("stop", "r")
+    stage.await_state("stopped")
+    stage.wait("no job", lambda: all(job.is_ended for job in stage.jobs()))

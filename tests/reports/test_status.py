@@ -54,7 +54,7 @@ def attempt(number: int, state: AttemptState, *, is_stepping: bool = False, end:
     )
 
 
-PLANNED, SUBMITTED, RUNNING, OVER = AttemptState
+_AHEAD, PLANNED, SUBMITTED, RUNNING, OVER = AttemptState
 
 
 @pytest.mark.parametrize(

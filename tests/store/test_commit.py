@@ -56,7 +56,8 @@ def test_the_world_is_what_was_committed(tmp_path_factory: pytest.TempPathFactor
     attempts = {r.name: [a for a in history if isinstance(a, Attempt) and a.run == r.name] for r in runs_of(history)}
     live = {r.name: r for r in runs_of(history) if is_in_world(r, attempts[r.name])}
     assert {r.name: r for r in world.runs} == live
-    assert world.attempts == {name: tuple(attempts[name]) for name in live}
+    assert world.attempts == {name: tuple(a for a in attempts[name] if not a.is_aside) for name in live}
+    assert world.aside == {name: tuple(a for a in attempts[name] if a.is_aside) for name in live}
     assert world.checkpoints == {
         name: tuple(
             c for c in history if isinstance(c, Checkpoint) and c.run == name and c.state is not CheckpointState.PRUNED
@@ -74,7 +75,7 @@ def runs_of(history: tuple[Record, ...]) -> list[Run]:
 
 def is_in_world(asked: Run, attempts: list[Attempt]) -> bool:
     is_done = asked.state in (RunState.FINISHED, RunState.STOPPED)
-    return not is_done or (bool(attempts) and not attempts[-1].is_job_gone)
+    return not is_done or any(not attempt.is_job_gone for attempt in attempts)
 
 
 def test_a_fact_replaces_the_record_of_its_key(store: Store) -> None:
@@ -103,6 +104,22 @@ def test_the_database_refuses_a_second_live_attempt_and_keeps_nothing_of_the_pla
     assert store.load_attempts("gpt") == (attempt(1),)
     assert store.load_node_events() == ()
     assert store.load_intents() == ()
+
+
+def test_one_attempt_may_be_queued_ahead_of_the_live_one_and_no_second_one(store: Store) -> None:
+    ahead = attempt(2, AttemptState.AHEAD)
+    store.commit(plan(run(), attempt(1), ahead), NOW)
+    with pytest.raises(TwoLiveAttempts, match="attempt 3"):
+        store.commit(plan(attempt(3, AttemptState.AHEAD)), LATER)
+    assert (store.load_attempts("gpt"), store.load_aside("gpt")) == ((attempt(1),), (ahead,))
+
+
+def test_one_that_was_queued_ahead_takes_the_live_ones_place_only_when_that_is_over(store: Store) -> None:
+    store.commit(plan(run(), attempt(1), attempt(2, AttemptState.AHEAD)), NOW)
+    with pytest.raises(TwoLiveAttempts):
+        store.commit(plan(attempt(2, AttemptState.SUBMITTED)), LATER)
+    store.commit(plan(attempt(2, AttemptState.SUBMITTED), attempt(1, OVER)), LATER)
+    assert [a.state for a in store.load_attempts("gpt")] == [OVER, AttemptState.SUBMITTED]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -464,3 +465,25 @@ def test_timing_lines_say_where_the_seconds_of_a_start_go(attempt: Attempt) -> N
     text = (attempt.dir / "timing.jsonl").read_text()
     for event in ("launch.started", "step.started", "node.connected", "checks.finished", "go.sent", "node.ended"):
         assert f'"event": "{event}"' in text, event
+
+
+def test_one_that_was_queued_ahead_waits_and_then_does_what_its_file_says_by_then(attempt: Attempt) -> None:
+    program = """
+import os, pathlib
+pathlib.Path(os.environ['RIG_DIR'], 'resumed').write_text(os.environ['SUPERVISOR_RESUME_STEP'])
+"""
+    attempt.start(program, nodes=1, is_ahead=True)
+    assert attempt.process is not None
+    assert not eventually(lambda: attempt.report() or (attempt.rig / "n1.pid").exists(), 0.5)
+    spec = parse(AttemptSpec, (attempt.dir / "attempt.json").read_bytes())
+    write_json(attempt.dir / "attempt.json", replace(spec, is_ahead=False, resume_step=40))
+    assert attempt.end().exit_code == 0
+    assert (attempt.rig / "resumed").read_text() == "40"
+
+
+def test_one_that_is_never_told_to_begin_gives_its_nodes_back(attempt: Attempt) -> None:
+    launcher = ("-c", "import sys; from trainer import launch; sys.exit(launch.main(promotion_limit_s=0.3))")
+    attempt.start(SLEEP, nodes=1, is_ahead=True, launcher=launcher)
+    record = attempt.end()
+    assert record.exit_code == 75
+    assert "not told to begin" in record.reason

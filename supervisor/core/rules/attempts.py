@@ -211,7 +211,7 @@ def _newest_step(draft: Draft, attempt: Attempt) -> int:
 
 def clear_jobs(draft: Draft, run: str) -> None:
     """End what Slurm still runs of attempts that are over, and note when it is gone."""
-    for attempt in draft.attempts(run):
+    for attempt in (*draft.attempts(run), *draft.aside(run)):
         if not attempt.is_over or attempt.is_job_gone:
             continue
         if attempt.job_id is None or _is_gone(draft, attempt):
@@ -235,7 +235,8 @@ def clear_twins(draft: Draft, run: str) -> None:
     jobs = draft.snapshot.jobs
     if isinstance(jobs, Stale) or draft.world.is_paused or draft.policy.is_observe_only:
         return
-    ours = {a.token: a for a in draft.attempts(run) if a.state is not AttemptState.PLANNED}
+    known = (*draft.attempts(run), *draft.aside(run))
+    ours = {a.token: a for a in known if a.state not in (AttemptState.PLANNED, AttemptState.AHEAD)}
     for job in jobs.value.values():
         attempt = ours.get(job.comment)
         if attempt is None or not job.is_live or job.name not in ("", draft.runs[run].job_name):

@@ -8,6 +8,7 @@ from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import foreign, restarts
 from supervisor.core import nodes as node_rules
 from supervisor.core.draft import Draft
+from supervisor.core.rules import ahead as ahead_rules
 from supervisor.core.rules.checkpoints import intend_verify
 from supervisor.model import (
     PLANNED_ENDS,
@@ -19,7 +20,6 @@ from supervisor.model import (
     RunState,
     Stale,
 )
-from trainer.contract import RunPaths
 
 _SAY_AFTER_S = 60.0  # what holds a restart up for longer is the run's reason
 _CANDIDATES = 61  # nodes beside the run's own size whose ports are looked at before a restart
@@ -70,11 +70,17 @@ def start(draft: Draft, name: str) -> None:
     resume, records = _choose_resume(draft, run, last), draft.records
     if resume is None or records is None:
         return
+    ahead = draft.ahead(name)
     ours = frozenset(last.nodes) if last is not None else frozenset()
+    if ahead is not None:
+        ours |= ahead_rules.find_nodes(draft, ahead)
     silent = node_rules.silent_ports(draft.snapshot.ports) & candidates
     silent |= node_rules.find_stuck(draft.snapshot, draft.now)
     spec = restarts.locate(run.spec, draft.snapshot.default_partition)
     size = restarts.choose_size(spec, records, draft.nodes, ours=ours, silent=silent)
+    if ahead is not None:
+        ahead_rules.promote(draft, run, ahead, resume, fit=size.fit)
+        return
     if not size.nodes and run.script is not None and last is None:
         size = restarts.choose_first_size(spec, records, draft.nodes)
     if not size.nodes:
@@ -83,7 +89,7 @@ def start(draft: Draft, name: str) -> None:
         draft.put(replace(run, reason=text), text)
         draft.wake_within(draft.policy.poll_interval_s)
         return
-    _plan_attempt(draft, run, last, resume, size)
+    _plan_attempt(draft, run, resume, size)
 
 
 def _is_startable(run: Run, last: Attempt | None) -> bool:
@@ -128,7 +134,8 @@ def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
         return "the run directory has not been read yet"
     if unknown := _why_unknown(draft, run):
         return f"no attempt is planned blind: {unknown}"
-    if any(not a.is_job_gone for a in draft.attempts(run.name)):
+    not_needed = (a for a in draft.aside(run.name) if a.is_over)
+    if any(not a.is_job_gone for a in (*draft.attempts(run.name), *not_needed)):
         return "the job of an earlier attempt is not gone yet"
     failures = restarts.count_failures(run, draft.attempts(run.name), draft.checkpoints(run.name))
     at = restarts.next_start_at(run.spec.restart, failures, last)
@@ -180,25 +187,18 @@ def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_r
     return resume
 
 
-def _plan_attempt(
-    draft: Draft, run: Run, last: Attempt | None, resume: checkpoint_rules.ResumePoint, size: restarts.Size
-) -> None:
-    number = (last.number if last is not None else 0) + 1
-    point = resume.checkpoint
-    path = ""
-    if point is not None:
-        path = point.path if point.stamp else str(RunPaths(run.spec.run_dir).checkpoint(point.step, point.attempt))
-    at = f"step {point.step} ({resume.why})" if point else f"the beginning ({resume.why})"
-    reason = f"{size.nodes} of {size.fit} healthy nodes, from {at}"
+def _plan_attempt(draft: Draft, run: Run, resume: checkpoint_rules.ResumePoint, size: restarts.Size) -> None:
+    number = draft.next_number(run.name)
+    reason = f"{size.nodes} of {size.fit} healthy nodes, from {resume.place}"
     attempt = Attempt(
         run=run.name,
         number=number,
-        token=f"sup:{run.name}:{number}:{int(run.created_at.timestamp()):x}",
+        token=run.token(number),
         nodes_wanted=size.nodes,
         spares=size.spares,
         exclude=size.exclude,
-        resume_step=point.step if point else 0,
-        resume_path=path,
+        resume_step=resume.step,
+        resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
         planned_at=draft.now,
     )
     draft.put(attempt, reason)
