@@ -22,7 +22,15 @@ from slurm.types import JobDescription
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_REFUSED, CommandError
 from supervisor.cli.nodes import slurm_client
 from supervisor.cli.options import start_hint
-from supervisor.cli.sbatch import PassingCommand, check_checkpoints, make_root, read_handed_in, request_of, tell_notes
+from supervisor.cli.sbatch import (
+    PassingCommand,
+    check_checkpoints,
+    make_root,
+    read_handed_in,
+    remove_root,
+    request_of,
+    tell_notes,
+)
 from supervisor.config import Settings, load_settings
 from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
 from supervisor.scripts import NotSupervised, Resubmission, describe_resubmission, read_script
@@ -73,9 +81,14 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
         raise CommandError(f"job {job_id}: {' '.join(str(error).split())}", EXIT_BAD_INPUT) from None
     check_checkpoints(script)
     request = {**request_of("adopt", handed), "job_id": job_id, "dry_run": "dry-run" in given}
-    if "dry-run" not in given and described.uid == os.getuid():
-        make_root(script.spec.root)
-    reply = _ask(settings, request)
+    is_made = "dry-run" not in given and described.uid == os.getuid() and make_root(script.spec.root)
+    try:
+        reply = _ask(settings, request)
+    except DaemonSilent:  # it may have accepted
+        raise
+    except BaseException:
+        remove_root(script.spec.root, is_made=is_made)
+        raise
     notes = [_describe_again(again, submitted), _describe_environment(described), *map(str, reply.get("notes", ()))]
     _tell(reply, notes, again, as_json="json" in given)
     return 0

@@ -211,11 +211,11 @@ def submit(settings: Settings, request: dict[str, Any], script: Script, *, wait_
     except DaemonSilent:
         raise
     except DaemonDown as error:
-        _remove_root(script.spec.root, is_made=is_made)
+        remove_root(script.spec.root, is_made=is_made)
         message = f"{error}. Nothing was submitted; plain sbatch would run it unsupervised"
         raise CommandError(message, EXIT_DAEMON_DOWN) from None
     except BaseException:
-        _remove_root(script.spec.root, is_made=is_made)
+        remove_root(script.spec.root, is_made=is_made)
         raise
     tell_notes([str(note) for note in reply.get("notes", ())])
     run = str(reply.get("run"))
@@ -250,7 +250,8 @@ def make_root(root: Path) -> bool:
 _ROOT_HINT = "give --supervise-root=DIR, a folder that the nodes see too"
 
 
-def _remove_root(root: Path, *, is_made: bool) -> None:
+def remove_root(root: Path, *, is_made: bool) -> None:
+    """Take the folder away again that was made for a run that was refused."""
     if is_made:
         with suppress(OSError):
             root.rmdir()
