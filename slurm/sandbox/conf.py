@@ -12,6 +12,8 @@ from slurm.sandbox.spec import (
     CPUS_PER_NODE,
     DEFAULT_PARTITION,
     MEMORY_MB_PER_NODE,
+    STANDBY_HOST,
+    TAKEOVER_AFTER_S,
     SandboxSpec,
 )
 
@@ -33,6 +35,7 @@ def render_slurm_conf(spec: SandboxSpec, shape: SlurmShape) -> str:
     lines = [
         f"ClusterName={CLUSTER_NAME}",
         f"SlurmctldHost={spec.head_host}({spec.head_address})",
+        *([f"SlurmctldHost={STANDBY_HOST}({spec.standby_address})"] if spec.has_standby else []),
         f"SlurmctldPort={spec.controller_port}",
         f"SlurmdPort={spec.nodes[0].port}",
         f"SlurmUser={spec.user}",
@@ -58,7 +61,7 @@ def render_slurm_conf(spec: SandboxSpec, shape: SlurmShape) -> str:
         "SchedulerType=sched/backfill",
         f"SchedulerParameters={_SCHEDULER}",
         f"SlurmdTimeout={spec.slurmd_timeout_s}",
-        "SlurmctldTimeout=10",
+        f"SlurmctldTimeout={TAKEOVER_AFTER_S if spec.has_standby else 10}",
         "MessageTimeout=5",
         "TCPTimeout=2",
         f"KillWait={spec.kill_wait_s}",
@@ -146,6 +149,8 @@ def render_hosts(spec: SandboxSpec) -> str:
     """/etc/hosts as the isolated nodes and the controller see it."""
     # Since 24.11 the controller looks up the host that a command came from, for seconds, holding its locks.
     lines = ["127.0.0.1 localhost", f"{spec.head_address} {spec.head_host} {spec.machine_host}"]
+    if spec.has_standby:
+        lines.append(f"{spec.standby_address} {STANDBY_HOST}")
     return "\n".join(lines + [f"{node.address} {node.name}" for node in spec.nodes]) + "\n"
 
 

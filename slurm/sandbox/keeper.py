@@ -37,7 +37,7 @@ from slurm.sandbox.processes import (
     thaw_below,
 )
 from slurm.sandbox.registry import make_registry, remove_entry, write_entry
-from slurm.sandbox.spec import SCRATCH_BYTES, SHM_BYTES, SandboxError, SandboxSpec, read_spec
+from slurm.sandbox.spec import HEAD_HOST, SCRATCH_BYTES, SHM_BYTES, STANDBY_HOST, SandboxError, SandboxSpec, read_spec
 from slurm.sandbox.wire import accepts, read_tail
 
 READY_DEADLINE_S = 30.0
@@ -84,6 +84,7 @@ class Keeper:
         self._env = {"PATH": search_path(), "SLURM_CONF": str(spec.conf), "LC_ALL": "C.UTF-8", "HOME": "/"}
         self._switch: Switch | None = None
         self._controller: subprocess.Popen[bytes] | None = None
+        self._standby: subprocess.Popen[bytes] | None = None
         self._accounting: Accounting | None = None
         self._nodes: dict[str, subprocess.Popen[str]] = {}
         self._stopping = False
@@ -111,6 +112,8 @@ class Keeper:
         self._start_controller()
         self._await_holders(names)
         self._await_controller()
+        if self._spec.has_standby:
+            self._standby = self._launch_controller(STANDBY_HOST)
         for name in names:
             self._tell(name, "slurmd")
         self._await_idle(set(names))
@@ -159,9 +162,13 @@ class Keeper:
             stdin.flush()
 
     def _start_controller(self) -> None:
+        self._controller = self._launch_controller(HEAD_HOST)
+
+    def _launch_controller(self, host: str) -> subprocess.Popen[bytes]:
         with self._spec.log("slurmctld-console").open("ab") as log:
-            self._controller = subprocess.Popen(
-                self._on_head([find_tool("slurmctld") or "slurmctld", "-D"]),
+            own_log = ["-L", str(self._spec.log(STANDBY_HOST))] if host == STANDBY_HOST else []
+            return subprocess.Popen(
+                self._on_head([find_tool("slurmctld") or "slurmctld", "-D", *own_log], host=host),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -171,11 +178,15 @@ class Keeper:
                 preexec_fn=die_with_parent,  # noqa: PLW1509  (one thread)
             )
 
-    def _on_head(self, argv: list[str]) -> list[str]:
+    def _on_head(self, argv: list[str], *, host: str = HEAD_HOST) -> list[str]:
         if self._spec.mode == "loopback":
             return argv
         # A host name of its own, which resolves to its own address: daemons listen there and nowhere else.
-        script = f'hostname head && mount --bind {shlex.quote(str(self._spec.root / "hosts"))} /etc/hosts && exec "$@"'
+        mounts = [(self._spec.root / "hosts", "/etc/hosts")]
+        if host == STANDBY_HOST:  # slurmctld ends another one whose pid file it finds
+            mounts.append((self._spec.root / "run-standby", str(self._spec.root / "run")))
+        binds = [f"mount --bind {shlex.quote(str(source))} {shlex.quote(place)}" for source, place in mounts]
+        script = " && ".join([f"hostname {host}", *binds, 'exec "$@"'])
         unshare = find_tool("unshare") or "unshare"
         return [unshare, "--uts", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *argv]
 
@@ -379,10 +390,11 @@ class Keeper:
         for holder in self._nodes.values():
             holder.wait(timeout=READY_DEADLINE_S)
             _close_pipes(holder)
-        if self._controller is not None:
-            kill_below(self._controller.pid)  # slurmctld has a helper process
-            self._controller.kill()
-            self._controller.wait(timeout=READY_DEADLINE_S)
+        for controller in (self._standby, self._controller):
+            if controller is not None:
+                kill_below(controller.pid)  # slurmctld has a helper process
+                controller.kill()
+                controller.wait(timeout=READY_DEADLINE_S)
         if self._accounting is not None:
             self._accounting.stop()
         if self._switch is not None:
@@ -406,7 +418,7 @@ def _reap_orphans() -> None:
 
 def _furnish(spec: SandboxSpec) -> None:
     shape = read_slurm_shape()
-    for name in ("log", "run", "spool", "state", "scratch", "gpu"):
+    for name in ("log", "run", "run-standby", "spool", "state", "scratch", "gpu"):
         (spec.root / name).mkdir(parents=True, exist_ok=True)
     spec.scratch.chmod(0o1777)
     for number in range(spec.gpus_per_node):

@@ -66,7 +66,7 @@ class Switch:
         link = self._spec.head_link
         _batch(
             f"link add {link} type veth peer name head netns {pid}",
-            f"addr add {self._spec.head_address}/24 dev {link}",
+            *(f"addr add {a}/24 dev {link}" for a in (self._spec.head_address, self._spec.standby_address) if a),
             f"link set {link} up",
         )
         _batch(

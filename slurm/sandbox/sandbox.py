@@ -12,6 +12,7 @@ address on this machine can run commands in the sandbox as anybody. It is for te
 from __future__ import annotations
 
 import getpass
+import ipaddress
 import json
 import os
 import random
@@ -33,6 +34,7 @@ from slurm.sandbox.network import choose_subnet
 from slurm.sandbox.processes import await_true, is_alive
 from slurm.sandbox.registry import read_keeper, sweep_leftovers
 from slurm.sandbox.spec import (
+    HEAD_HOST,
     STATE_NAME,
     Mode,
     NodeSpec,
@@ -77,6 +79,7 @@ class Sandbox:
         slurmd_timeout_s: int = 10,
         kill_wait_s: int = 5,
         min_job_age_s: int = 300,
+        standby: bool = False,
         extra_conf: str = "",
         keep: bool = False,
         slurm: Path | None = None,
@@ -84,7 +87,8 @@ class Sandbox:
         """A cluster with every node idle.
 
         It ends with `stop`, or when this process ends; with `keep` only with `stop`. A directory that is given stays
-        behind with its logs, otherwise one is made and removed. `extra_conf`: lines for the end of slurm.conf. `slurm`:
+        behind with its logs, otherwise one is made and removed. `standby`: with a second slurmctld that takes over when
+        the first is silent, on an isolated sandbox. `extra_conf`: lines for the end of slurm.conf. `slurm`:
         the folder above the sbin and bin of another Slurm than the one on PATH.
 
         Raises:
@@ -98,6 +102,8 @@ class Sandbox:
         if accounting:
             require_accounting(prefix=prefix)
         chosen, reason = _choose_mode(mode)
+        if standby and chosen != "isolated":
+            raise SandboxUnavailable(f"a second controller needs an isolated sandbox: {reason}")
         sweep_leftovers()
         root = _make_directory(directory)
         head_address, node_specs = _lay_out(chosen, nodes)
@@ -109,7 +115,7 @@ class Sandbox:
             mode=chosen,
             mode_reason=reason,
             machine_host=socket.gethostname(),
-            head_host="head" if chosen == "isolated" else socket.gethostname().split(".")[0],
+            head_host=HEAD_HOST if chosen == "isolated" else socket.gethostname().split(".")[0],
             head_address=head_address,
             is_local_only=chosen == "isolated" or _own_loopback_address() is not None,
             controller_port=ports[0],
@@ -125,6 +131,7 @@ class Sandbox:
             database_port=ports[2],
             slurm=prefix,
             min_job_age_s=min_job_age_s,
+            standby_address=str(ipaddress.IPv4Address(head_address) + 1) if standby else "",
         )
         (root / STATE_NAME).write_text(render_spec(spec))
         keeper_pid, cold_start_s = _launch_keeper(spec)
@@ -294,7 +301,7 @@ def _make_directory(wanted: Path | None) -> Path:
 
 def _clear(root: Path) -> None:
     # The state of an earlier cluster would come back as jobs and nodes of this one.
-    for name in ("state", "spool", "run", "log", "scratch", "gpu", "database"):
+    for name in ("state", "spool", "run", "run-standby", "log", "scratch", "gpu", "database"):
         shutil.rmtree(root / name, ignore_errors=True)
     for name in ("slurm.conf", "cgroup.conf", "gres.conf", "slurmdbd.conf"):
         (root / name).unlink(missing_ok=True)

@@ -22,6 +22,9 @@ CPUS_PER_NODE = 4
 MEMORY_MB_PER_NODE = 4000
 CLUSTER_NAME = "sandbox"
 DEFAULT_PARTITION = "main"
+HEAD_HOST = "head"  # of an isolated sandbox
+STANDBY_HOST = "standby"
+TAKEOVER_AFTER_S = 3  # of the first controller's silence, where there is a second one
 
 
 class SandboxError(Exception):
@@ -66,6 +69,7 @@ class SandboxSpec:
     dbd_port: int = 0
     database_port: int = 0
     min_job_age_s: int = 300  # for how long the controller remembers an ended job; it looks every 10 s at most
+    standby_address: str = ""  # of a second controller; empty: there is none
     slurm: str = ""  # the folder that holds sbin/slurmctld and bin/sbatch; empty: by PATH
 
     @property
@@ -90,6 +94,10 @@ class SandboxSpec:
     def socket(self) -> Path:
         """Where the keeper listens; not in the directory, whose path may be longer than a socket's name can be."""
         return registry_dir() / f"{self.sandbox_id}.sock"
+
+    @property
+    def has_standby(self) -> bool:
+        return bool(self.standby_address)
 
     @property
     def head_link(self) -> str:
