@@ -60,14 +60,17 @@ SACCT_FIELDS = (
     "SubmitLine",
 )
 
+RESTART_COUNT = "SLURM_RESTART_COUNT"  # as Slurm counts for a requeued job: scripts look at it to resume
+
 MAX_REASON_CHARS = 200  # slurmdbd keeps a reason in a tinytext (255 bytes)
 
 _KEPT_VARIABLES = ("PATH", "HOME", "SLURM_CONF", "TZ")
 _TOKEN = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OF_ANOTHER_JOB = ("SBATCH_", "SLURM_", "PMI_", "PMIX_")
+_OF_A_JOB = ("SLURM_", "SLURMD_", "PMI_", "PMIX_")
+_OF_THE_CALL = frozenset({"SBATCH_WAIT", "SBATCH_DEBUG"})  # the call that they were for has been answered
 # The last four make libc load code or data of the caller's choice; a run file's variables are not a person's own.
-_STEERS_SBATCH = (*_OF_ANOTHER_JOB, "LD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH")
+_STEERS_SBATCH = ("SBATCH_", *_OF_A_JOB, "LD_", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH")
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -170,8 +173,8 @@ def sbatch_argv(request: SubmitRequest) -> Argv:
     """The submission of one attempt.
 
     The caller's options stand first, so ours, of which the last one counts, can't be switched off by them: no requeue
-    by Slurm, one live job per name and user, the log never truncated, the token in `--comment`. sbatch reads no option
-    behind the script, so an argument may look like one.
+    by Slurm (unless the script itself asks for it), one live job per name and user, the log never truncated, the token
+    in `--comment`. sbatch reads no option behind the script, so an argument may look like one.
 
     `--export=ALL` for our own launcher on purpose, with an sbatch whose environment is built by
     `submitting_environment`: a list of names would make Slurm load the user's login environment on the node
@@ -201,7 +204,7 @@ def _sbatch_options(request: SubmitRequest) -> Argv:
         *request.options,
         *_chosen_options(request),
         "--parsable",
-        "--no-requeue",
+        *([] if request.may_requeue else ["--no-requeue"]),
         *([f"--dependency={request.dependency}"] if request.dependency else []),
         "--open-mode=append",
         f"--export={request.export}",
@@ -366,9 +369,9 @@ def submitting_environment(
 def own_environment(parent: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Environment of an sbatch that runs as a person, with the environment of their first submission.
 
-    All of it, shell functions and LD_* included, since sbatch has that person's rights; but no SLURM_*, SBATCH_* or
-    PMI*: those that were meant for sbatch are options by now, and the rest belongs to the job that the person may have
-    been in. SLURM_CONF is the service's. Nothing else of the service is in it.
+    All of it, shell functions and LD_* included, since sbatch has that person's rights. SBATCH_* stay for what the job
+    submits in its turn: on our own sbatch's command line they are options by now, which win. Of a person who is in a
+    job no SLURM_* and PMI*: they are that job's. SLURM_CONF is the service's. Nothing else of the service is in it.
 
     Raises:
         SlurmRefused: a variable that no process can have.
@@ -376,7 +379,11 @@ def own_environment(parent: Mapping[str, str], wanted: Mapping[str, str]) -> dic
     for name, value in wanted.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise SlurmRefused(f"environment: {name!r} can't be exported")
-    kept = {name: value for name, value in wanted.items() if not name.startswith(_OF_ANOTHER_JOB)}
+    is_in_job = "SLURM_JOB_ID" in wanted or "SLURM_JOBID" in wanted
+    kept = {name: value for name, value in wanted.items() if not (is_in_job and name.startswith(_OF_A_JOB))}
+    kept = {name: value for name, value in kept.items() if name not in _OF_THE_CALL}
+    if RESTART_COUNT in wanted:
+        kept[RESTART_COUNT] = wanted[RESTART_COUNT]
     return {**kept, **{name: parent[name] for name in ("SLURM_CONF",) if name in parent}}
 
 

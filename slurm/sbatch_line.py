@@ -597,15 +597,16 @@ def merge_export(
 ) -> tuple[str, dict[str, str]]:
     """The value of --export and the environment of an sbatch that must also hand on the variables `names`.
 
-    `ALL,X=1` becomes ALL with X in the environment: of a list Slurm loads the login environment on the node besides.
-    NIL stays: who asks for it gets none of ours.
+    `ALL,X=1` becomes `ALL,X` with X in the environment, and ALL alone stays alone: of anything else Slurm loads the
+    login environment on the node besides. NIL stays: who asks for it gets none of ours.
     """
     parts = _split_export(export or "")
     words = [part.upper() for part in parts]
     if words == ["NIL"]:
         return "NIL", dict(environment)
     if not parts or "ALL" in words:
-        return "ALL", _assign(parts, environment)
+        named = dict.fromkeys(part.partition("=")[0] for part in parts if part.upper() != "ALL")
+        return ",".join(["ALL", *named]), _assign(parts, environment)
     kept = [] if words == ["NONE"] else parts
     return ",".join([*kept, *names]) or "NONE", dict(environment)
 

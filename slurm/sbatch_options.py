@@ -101,6 +101,8 @@ _BY_LETTER = {form.letter: form for form in OPTIONS if form.letter}
 # Options that sbatch answers at once, without a look at the rest of the line.
 QUESTIONS = frozenset({"help", "usage", "version", "autocomplete"})
 
+REQUEUE = "--requeue"
+
 
 def read_options(words: Sequence[str]) -> tuple[tuple[str, ...], int]:
     """The options that `words` begin with, canonical, and how many words they are.

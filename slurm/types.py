@@ -245,6 +245,7 @@ class SubmitRequest:
     export: str = "ALL"  # as --export
     environment: Mapping[str, str] = field(default_factory=dict)  # set for the job; nothing else is exported
     is_own_environment: bool = False  # `environment` is a person's whole environment, and sbatch runs as that person
+    may_requeue: bool = False  # Slurm may requeue the job: its own script asks for that
     submit_dir: Path | None = None  # where sbatch is run (SLURM_SUBMIT_DIR); None: where the service is
     identity: Identity | None = None  # run sbatch as this account (only root can); None: as ourselves
     inherited: Inherited = AS_THE_SERVICE  # umask and limits of sbatch, which are also the job's

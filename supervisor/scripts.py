@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slurm.commands import RESTART_COUNT
 from slurm.hostlist import HostlistUnreadable, expand_nodes, is_node_name
 from slurm.inherited import AS_THE_SERVICE, Inherited, check_inherited
 from slurm.sbatch_line import (
@@ -29,9 +30,10 @@ from slurm.sbatch_line import (
     render_log_path,
     wrap_text,
 )
-from slurm.sbatch_options import name_of
+from slurm.sbatch_options import REQUEUE, name_of
 from slurm.submitted import SubmittedAs
 from slurm.types import Identity, JobDescription, SubmitRequest
+from supervisor import own_restarts
 from supervisor.config import check_supervision
 from supervisor.model import Attempt, AttemptEnd, Run, RunSpec, ScriptSpec
 from supervisor.submissions import digest_of
@@ -163,7 +165,7 @@ def read_script(handed: Handed) -> Script:
         script=_make_script(handed, wanted, spec, export),
         environment=environment,
         has_name="name" in settings,
-        notes=tuple(_notes(wanted)),
+        notes=tuple(_notes(wanted, text)),
     )
 
 
@@ -208,15 +210,33 @@ def _can_expand(hosts: str) -> bool:
         return False
 
 
-def _notes(wanted: Effective) -> list[str]:
+def _notes(wanted: Effective, text: str) -> list[str]:
     """What is otherwise than the person asked for."""
     notes = []
-    if wanted.is_requeue_wanted:
+    if own_restarts.asks_for_requeue(text):
+        notes.append(
+            "the script calls scontrol requeue: then its job is ended and submitted again, as a new job with "
+            "SLURM_RESTART_COUNT counted up"
+        )
+    elif wanted.is_requeue_wanted:
         notes.append("--requeue is not passed on: the supervisor resubmits, Slurm does not requeue")
     if wanted.has("comment"):
         notes.append("--comment is not passed on: the supervisor finds the job by its own")
     if wanted.nodelist is not None:
         notes.append("--nodelist binds every attempt to these nodes: a broken one of them can't be left out")
+    name = (wanted.script or "").rpartition("/")[2]
+    line = own_restarts.find_resubmission(text, name)
+    if line is not None:
+        notes.append(
+            f"line {line} of the script hands it in again by itself: that job is not supervised, and would train "
+            "beside the supervisor's own resubmission; take the line out"
+        )
+    line = own_restarts.find_path_by_job_id(text)
+    if line is not None:
+        notes.append(
+            f"line {line} of the script names its checkpoints by SLURM_JOB_ID, which is another one in each "
+            "submission: name them by ${SUPERVISOR_RUN:-$SLURM_JOB_ID}"
+        )
     return notes
 
 
@@ -388,6 +408,8 @@ def _take_values(export: str, environment: Mapping[str, str]) -> tuple[str, dict
 
 def _make_script(handed: Handed, wanted: Effective, spec: RunSpec, export: str) -> ScriptSpec:
     options = tuple(o for o in wanted.submit_options if name_of(o) not in _OURS)
+    if own_restarts.asks_for_requeue(handed.text):
+        options = (*options, REQUEUE)  # or Slurm refuses the script's own scontrol
     return ScriptSpec(
         path="--wrap" if wanted.is_wrap else handed.path if wanted.script else "-",
         digest=digest_of(handed.text),
@@ -466,6 +488,9 @@ def render_submission(
         raise ValueError(f"run {run.name} has no script of its own")
     ours = contract_environment(run, attempt)
     export, variables = merge_export(script.export, {**environment, **ours}, ours)
+    variables.pop(RESTART_COUNT, None)
+    if not is_first:
+        variables[RESTART_COUNT] = str(attempt.number - 1)
     values = placeholders(run, attempt)
     return SubmitRequest(
         script=batch,
@@ -480,6 +505,7 @@ def render_submission(
         export=export,
         environment=variables,
         is_own_environment=True,
+        may_requeue=REQUEUE in script.options,
         submit_dir=script.submit_dir,
         identity=Identity(uid=identity[0], gid=identity[1]) if identity is not None else None,
         inherited=run.inherited,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from slurm.pending import is_launch_failure
+from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState, NodeBase, NodeRecord
 from supervisor.model import (
     Attempt,
@@ -506,9 +507,16 @@ def _requeued_by_slurm(sight: Sight) -> Ended | None:
         return None
     if sight.attempt.is_adopted and job.submit_at == sight.attempt.submitted_at:
         return None  # requeued before it was adopted; another requeue is another submission
-    detail = f"Slurm requeued job {job.job_id} by itself ({job.raw_state} {job.reason}".rstrip() + ")"
     nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
+    if _asks_for_requeue(sight.run) and not nodes and not is_launch_failure(job.reason):
+        detail = f"job {job.job_id} was requeued, as its script asks Slurm for: it goes on as a new job"
+        return Ended(end=AttemptEnd.SAVED, detail=detail, evidence=(detail,))
+    detail = f"Slurm requeued job {job.job_id} by itself ({job.raw_state} {job.reason}".rstrip() + ")"
     return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
+
+
+def _asks_for_requeue(run: Run) -> bool:
+    return run.script is not None and REQUEUE in run.script.options
 
 
 def _evidence(sight: Sight, *first: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 from slurm.types import JobFlag, JobState, NodeBase
 from supervisor.core import nodes as node_rules
 from supervisor.core import restarts
-from supervisor.core.attempts import Sight, is_own, judge_end
+from supervisor.core.attempts import Sight, Silence, is_own, judge_end
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -239,3 +239,22 @@ def test_the_story_of_an_end_names_the_scripts_own_log() -> None:
     plan = plan_for(world(attempt(), of=OF), snapshot(ended, view=view(), causes={"gpt": cause}))
     stories = [f.record for f in plan.facts if type(f.record).__name__ == "Interruption"]
     assert stories[0].evidence[-1] == "log: /home/ann/slurm-101.out"  # type: ignore[union-attr]
+
+
+# ---------------------------------------------------------------- scripts that have themselves requeued
+
+ASKING = replace(OF, script=replace(SCRIPT, options=("--requeue",)))
+AGAIN = job(name="train", state=JobState.PENDING, restarts=1)
+
+
+@pytest.mark.parametrize(("of", "end"), [(ASKING, AttemptEnd.SAVED), (OF, AttemptEnd.NODE_FAILED)])
+def test_a_script_that_has_itself_requeued_has_saved_and_goes_on_at_once(of: Run, end: AttemptEnd) -> None:
+    ended = judge_end(sight(attempt(), AGAIN, of=of))
+    assert ended is not None
+    assert ended.end is end
+
+
+def test_a_node_that_failed_is_why_slurm_requeued_though_the_script_may_ask_too() -> None:
+    ended = judge_end(sight(attempt(), AGAIN, of=ASKING, failed_by_slurm=(Silence(node="n2", evidence="DOWN"),)))
+    assert ended is not None
+    assert (ended.end, ended.nodes) == (AttemptEnd.NODE_FAILED, ("n2",))

@@ -346,10 +346,10 @@ def test_a_script_that_is_no_utf8_is_taken_and_stays_as_it_is() -> None:
         (None, "ALL", "mine"),
         ("", "ALL", "mine"),
         ("all", "ALL", "mine"),
-        ("ALL,X=1", "ALL", "1"),
-        ("ALL,X='a,b'", "ALL", "'a,b'"),  # the quotes stay, as with sbatch
-        ("X=1,ALL", "ALL", "mine"),  # the environment comes after it
-        ("ALL,Y", "ALL", "mine"),
+        ("ALL,X=1", "ALL,X", "1"),
+        ("all,X='a,b'", "ALL,X", "'a,b'"),  # the quotes stay, as with sbatch
+        ("X=1,ALL", "ALL,X", "mine"),  # the environment comes after it
+        ("ALL,Y", "ALL,Y", "mine"),
         ("Y,X=2", "Y,X=2,S1,S2", "mine"),
         ("NONE", "S1,S2", "mine"),
         ("none", "S1,S2", "mine"),
@@ -361,7 +361,7 @@ def test_the_persons_export_is_kept_and_our_names_are_added(export: str | None, 
 
 
 def test_a_variable_that_the_environment_lacks_is_set_wherever_it_stands() -> None:
-    assert line.merge_export("X=1,ALL", {}, ("S",)) == ("ALL", {"X": "1"})
+    assert line.merge_export("X=1,ALL", {}, ("S",)) == ("ALL,X", {"X": "1"})
 
 
 # ---------------------------------------------------------------- the log's path

@@ -279,12 +279,20 @@ def test_a_person_gets_their_own_environment_without_the_job_that_they_were_in()
         "SLURM_CPU_BIND": "quiet,mask_cpu:0xF",
         "SLURM_JOB_ID": "12",
         "SLURM_EXPORT_ENV": "NONE",
-        "SBATCH_MEM_PER_NODE": "100M",
         "PMIX_RANK": "0",
         "PMI_RANK": "0",
     }
     env = commands.own_environment(DAEMON, {**theirs, **of_their_job})
     assert env == {**theirs, "SLURM_CONF": "/opt/slurm/slurm.conf"}
+
+
+def test_what_a_person_sets_for_slurms_tools_reaches_the_job_as_from_sbatch() -> None:
+    """What a job submits in its turn needs SBATCH_ACCOUNT, and srun SLURM_MPI_TYPE."""
+    theirs = {"SBATCH_ACCOUNT": "lab", "SLURM_MPI_TYPE": "pmix", "PMIX_MCA_gds": "hash", "SLURM_RESTART_COUNT": "1"}
+    env = commands.own_environment(DAEMON, {**theirs, "SBATCH_WAIT": "1"})
+    assert env == {**theirs, "SLURM_CONF": "/opt/slurm/slurm.conf"}
+    counted = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": "1"}  # the count is of our own making
+    assert commands.own_environment({}, counted) == {"SLURM_RESTART_COUNT": "1"}
 
 
 @pytest.mark.parametrize("wrong", [{"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A\0": "x"}])
