@@ -11,7 +11,7 @@ from tests.systemd.machine import Machine, booted_machine
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 WATCHDOG_S = 3
-CAP_CHOWN, CAP_SETGID, CAP_SETUID = 1 << 0, 1 << 6, 1 << 7
+CAP_CHOWN, CAP_KILL, CAP_SETGID, CAP_SETUID = 1 << 0, 1 << 5, 1 << 6, 1 << 7
 
 pytestmark = pytest.mark.systemd
 
@@ -77,6 +77,7 @@ def test_the_daemon_runs_as_its_own_account_without_capabilities(service: Machin
 
 def test_in_root_mode_it_keeps_only_the_rights_to_become_a_runs_owner(machine: Machine) -> None:
     drop_in = "/etc/systemd/system/supervisor.service.d/root-mode.conf"
+    machine.run("rm", "-rf", "/var/lib/supervisor")  # a ledger that the account has made keeps its mode
     machine.install(drop_in, (SYSTEMD / "root-mode.conf").read_text())
     machine.run("systemctl", "daemon-reload")
     try:
@@ -84,13 +85,46 @@ def test_in_root_mode_it_keeps_only_the_rights_to_become_a_runs_owner(machine: M
         assert machine.show("ActiveState") == "active", machine.journal()
         fields = process_status(machine)
         assert fields["Uid"].split()[0] == "0"
-        assert int(fields["CapBnd"], 16) == CAP_CHOWN | CAP_SETGID | CAP_SETUID
+        assert int(fields["CapBnd"], 16) == CAP_CHOWN | CAP_KILL | CAP_SETGID | CAP_SETUID
+        anybody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+        for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+            machine.run(*anybody, "test", "-r", f"/var/lib/supervisor/{name}")
+            machine.run(*anybody, "test", "!", "-w", f"/var/lib/supervisor/{name}")
+        machine.run(*anybody, "test", "!", "-r", "/var/lib/supervisor")  # through, and not in
     finally:
         machine.run("systemctl", "stop", "supervisor.service")
         machine.run("rm", drop_in)
         # What root made, the account could not write to.
         machine.run("rm", "-rf", "/var/lib/supervisor")
         machine.run("systemctl", "daemon-reload")
+
+
+# What the daemon's children do before they are a person's sbatch or read a checkpoint back.
+CHILD = """
+import os, resource, signal, subprocess, sys
+for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
+    soft, hard = resource.getrlimit(limit)
+    resource.setrlimit(limit, (hard, hard))
+    assert soft != hard
+os.nice(10)
+if os.geteuid() == 0:
+    child = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
+    child.kill()
+    child.wait()
+"""
+
+
+@pytest.mark.parametrize("drop_ins", [[], ["root-mode.conf"]], ids=["one account", "root mode"])
+def test_its_children_may_take_a_persons_limits_read_with_low_priority_and_be_killed(
+    machine: Machine, drop_ins: list[str]
+) -> None:
+    lines = [line for name in ("supervisor.service", *drop_ins) for line in (SYSTEMD / name).read_text().splitlines()]
+    kept = ("User=", "Group=", "SystemCall", "CapabilityBounding", "NoNewPrivileges=", "Limit")
+    settings = [f"--property={line}" for line in lines if line.startswith(kept)]
+    machine.run("install", "-D", "--mode=644", "/dev/stdin", "/opt/child.py", stdin=CHILD)
+    machine.run(
+        "systemd-run", "--wait", "--pipe", "--quiet", *settings, "/opt/checkout/.venv/bin/python", "/opt/child.py"
+    )
 
 
 def test_a_daemon_at_work_is_left_alone_by_the_watchdog(service: Machine) -> None:
