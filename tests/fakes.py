@@ -6,6 +6,7 @@ then happens, in its order, at the next look.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,9 +32,11 @@ from slurm.types import (
     SubmitRequest,
     Submitted,
 )
+from slurm.values import parse_duration_s
 
 EPOCH = datetime(2026, 3, 2, 8, 0, 0, tzinfo=UTC)
 _PING = timedelta(seconds=1)
+_NO_LIMIT_S = 365 * 86400  # what Slurm shows as the end of a job without a time limit lies a year ahead
 _FOREVER = datetime.max.replace(tzinfo=UTC)
 
 
@@ -367,7 +370,7 @@ class FakeSlurm:
     def _why_waiting(self, job: _Job) -> str:
         if (job.request.nodes or 1) > len(self._nodes):
             return "PartitionNodeLimit"
-        return "Dependency" if self._is_held_by_singleton(job) else "Resources"
+        return "Dependency" if self._is_held_by_dependency(job) else "Resources"
 
     def _find(self, job_id: int) -> _Job:
         job = self._jobs.get(job_id)
@@ -492,7 +495,7 @@ class FakeSlurm:
                 yield from self._completing_event(job)
             elif not job.is_over and job.record.start_at is None:
                 chosen = [name for name in self._nodes if name in free - set(job.request.exclude)]
-                if len(chosen) >= (job.request.nodes or 1) and not self._is_held_by_singleton(job):
+                if len(chosen) >= (job.request.nodes or 1) and not self._is_held_by_dependency(job):
                     names = tuple(chosen[: job.request.nodes or 1])
                     yield max(self._at, job.eligible_at), partial(self._start, job, names)
 
@@ -517,6 +520,11 @@ class FakeSlurm:
             if not (node.is_down or node.is_drained or node.is_noticed or node.name in busy)
         ]
 
+    def _is_held_by_dependency(self, job: _Job) -> bool:
+        after = [int(number) for number in re.findall(r"afterany:(\d+)", job.request.dependency)]
+        waits = any(number in self._jobs and not self._jobs[number].is_over for number in after)
+        return waits or self._is_held_by_singleton(job)
+
     def _is_held_by_singleton(self, job: _Job) -> bool:
         if "singleton" not in job.request.dependency:
             return False
@@ -535,12 +543,14 @@ class FakeSlurm:
 
     def _start(self, job: _Job, names: tuple[str, ...]) -> None:
         job.allocated = names
+        limit_s = parse_duration_s(job.request.time_limit or "")
         job.record = replace(
             job.record,
             state=JobState.RUNNING,
             raw_state="RUNNING",
             nodes=names,
             start_at=self._at.replace(microsecond=0),
+            limit_at=self._at.replace(microsecond=0) + timedelta(seconds=limit_s or _NO_LIMIT_S),
         )
         if self.on_start is not None:
             self.on_start(job.record)
@@ -552,6 +562,7 @@ class FakeSlurm:
             state=state,
             raw_state=state.value,
             end_at=end_at,
+            limit_at=None,
             exit_code=exit_code,
             exit_signal=exit_signal,
         )

@@ -15,6 +15,7 @@ from tests.fakes import FakeClock, FakeSlurm
 from tests.sim.standins import Disk
 from trainer import contract
 from trainer.contract import AttemptSpec, ExitRecord, LaunchReport, NodeBeat, Progress
+from trainer.launch import PROMOTION_LIMIT_S
 
 STEP_S = 60.0
 START_S = 45.0
@@ -37,6 +38,7 @@ class Process:
     started_at: datetime
     step: int
     stepped_at: datetime
+    is_waiting: bool = False  # queued ahead, and not told to begin
     is_loaded: bool = False
     is_hung: bool = False
     is_zombie: bool = False  # its job is over, its host is cut off: it goes on writing
@@ -53,7 +55,7 @@ class Process:
 
     @property
     def is_training(self) -> bool:
-        return not self.is_dead and not self.is_zombie
+        return not self.is_dead and not self.is_zombie and not self.is_waiting
 
 
 @dataclass(slots=True)
@@ -144,17 +146,32 @@ class SimCluster:
         spec = self.disk.specs.get(number)
         if spec is None:
             raise Broken(f"job {job.job_id} started without its attempt's files")
-        if any(p.is_training for p in self.processes):
-            raise Broken(f"job {job.job_id} starts to train beside another")
         now = self.clock.now()
-        self.on_resume(spec)
         process = Process(
-            job_id=job.job_id, spec=spec, nodes=job.nodes, started_at=now, step=spec.resume_step, stepped_at=now
+            job_id=job.job_id, spec=spec, nodes=job.nodes, started_at=now, step=0, stepped_at=now, is_waiting=True
         )
+        self._begin(process)
         self.processes.append(process)
+
+    def _begin(self, process: Process) -> None:
+        """Begin to train as the attempt's file says by now; one that is queued ahead waits for that."""
+        spec = self.disk.specs[process.spec.attempt]
+        if spec.is_ahead:
+            if (self.clock.now() - process.started_at).total_seconds() > PROMOTION_LIMIT_S:
+                self.end(process, contract.EXIT_RESUBMIT)
+            return
+        if any(p.is_training for p in self.processes):
+            raise Broken(f"job {process.job_id} starts to train beside another")
+        self.on_resume(spec)
+        process.spec, process.is_waiting = spec, False
+        process.started_at = process.stepped_at = self.clock.now()
+        process.step = spec.resume_step
 
     def _tick(self, process: Process) -> None:
         now = self.clock.now()
+        if process.is_waiting:
+            self._wait(process)
+            return
         if process.is_zombie or self.slurm.job(process.job_id).end_at is not None:
             self._linger(process)
             return
@@ -174,6 +191,13 @@ class SimCluster:
         if not process.is_loaded and not self._load(process):
             return
         self._make_steps(process, now)
+
+    def _wait(self, process: Process) -> None:
+        is_over = self.slurm.job(process.job_id).end_at is not None
+        if is_over or process.host in self.dead:
+            process.is_dead = True
+        elif not self.disk.is_hanging:
+            self._begin(process)
 
     def _load(self, process: Process) -> bool:
         """The training checks what it loads: a flipped byte ends it with its own exit code."""

@@ -32,6 +32,7 @@ class Schedule:
     max_nodes: int
     final_step: int
     min_job_age_s: int
+    is_queued_ahead: bool = False  # the next job waits behind each running one
 
 
 # kind: how often, among the others
@@ -101,4 +102,5 @@ def draw_schedule(seed: int) -> Schedule:
         max_nodes=random.choice([2, 3, 4]),
         final_step=final_step,
         min_job_age_s=random.choice([30, 300]),
+        is_queued_ahead=random.random() < 0.5,
     )

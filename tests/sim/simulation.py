@@ -18,6 +18,7 @@ from supervisor.model import (
     CheckpointState,
     NodesSpec,
     ProgressSpec,
+    RestartSpec,
     Run,
     RunSpec,
     RunState,
@@ -56,6 +57,7 @@ def spec_for(schedule: Schedule) -> RunSpec:
         nodes=NodesSpec(min=2, max=schedule.max_nodes, spares=schedule.spares),
         checkpoint=CheckpointSpec(keep_last=2),
         progress=ProgressSpec(start_max_s=600.0, step_max_s=400.0),
+        restart=RestartSpec(queue_ahead_s=1e9 if schedule.is_queued_ahead else 0.0),
     )
 
 
@@ -93,6 +95,7 @@ class Simulation:
         self._fenced_at = -1
         self._run: Run | None = None
         self._attempts: tuple[Attempt, ...] = ()
+        self._aside: tuple[Attempt, ...] = ()
         self._daemon = self._build()
 
     @property
@@ -156,11 +159,11 @@ class Simulation:
             if not faults and self.now_s > SPAN_S and not self._is_calm:
                 self._calm_down()
                 run = self.run_now()
-            if run.state in (RunState.FINISHED, RunState.STOPPED) and self._all_gone():
+            if run.state in (RunState.FINISHED, RunState.STOPPED) and self.is_all_gone():
                 break
-            if run.state is RunState.HELD and self._is_calm:
+            if run.state is RunState.HELD and self._is_calm and self.is_all_gone():
                 break
-            if run.state is RunState.HELD and self._all_gone():
+            if run.state is RunState.HELD and self.is_all_gone():
                 self._release(run)
             next_s = min([faults[0].at_s if faults else until_s, *(at for at, _, _ in self._ends), until_s])
             pace_s = BUSY_S if self.now_s < self._busy_until_s or self._is_unsettled() else QUIET_S
@@ -204,8 +207,10 @@ class Simulation:
         process = self.cluster.running()
         return process is None or process.quiet_at is not None
 
-    def _all_gone(self) -> bool:
-        return all(a.is_job_gone for a in self.attempts()) and not self.cluster.live_jobs()
+    def is_all_gone(self) -> bool:
+        """True when nothing is left of the run in the cluster, whatever was queued ahead of it included."""
+        self._look()
+        return all(a.is_job_gone for a in (*self._attempts, *self._aside)) and not self.cluster.live_jobs()
 
     def _release(self, run: Run) -> None:
         """A person has looked: `supervisor release`."""
@@ -329,17 +334,20 @@ class Simulation:
         if version != self._version:
             self._version = version
             self._run, self._attempts = self._truth.load_run(RUN), self._truth.load_attempts(RUN)
+            self._aside = self._truth.load_aside(RUN)
 
     def checkpoints(self) -> dict[str, Checkpoint]:
         return {c.path: c for c in self._truth.load_checkpoints(RUN)}
 
     def _check(self) -> None:
-        live = self.cluster.live_jobs()
-        if len(live) > 1:
+        self._look()
+        aside = {a.token for a in self._aside}
+        live = [j for j in self.cluster.live_jobs() if j.comment not in aside]
+        if len(live) > 1 or len(self.cluster.live_jobs()) > 2:
             raise Broken(f"{len(live)} live jobs of one run: {[(j.job_id, j.comment) for j in live]}")
         if sum(p.is_training for p in self.cluster.processes) > 1:
             raise Broken("two trainings of one run at once")
-        if sum(not a.is_over for a in self.attempts()) > 1:
+        if sum(not a.is_over for a in self.attempts()) > 1 or sum(not a.is_over for a in self._aside) > 1:
             raise Broken("two live attempts in the ledger")
         self._check_drains()
         self._check_fences()

@@ -50,6 +50,8 @@ def play(seed: int, folder: Path) -> Simulation:
         is_known = run.state in (RunState.FINISHED, RunState.STOPPED, RunState.HELD) or run.reason
         assert is_known, f"lost: {run.state} without a reason; attempts: {simulation.attempts()}"
         assert run.state is not RunState.FINISHED or simulation.cluster.has_finished, "finished before its final step"
+        has_ended = run.state in (RunState.FINISHED, RunState.STOPPED, RunState.HELD)
+        assert not has_ended or simulation.is_all_gone(), f"{run.state}, and something of it is left in the cluster"
         simulation.outcome = run.state.value
         simulation.ends = tuple(a.end.value for a in simulation.attempts() if a.end is not None)
     except Exception as error:
