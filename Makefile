@@ -4,6 +4,8 @@ PY = .venv/bin/python
 DEMO_CMD = $(PY) -m demo
 BENCHES = cycle save cli scale
 PYTEST_ARGS =
+# Most tests wait for Slurm rather than compute: more processes than cores only make waits run out.
+JOBS = 2
 
 .PHONY: help setup demo test test-debian13 test-pyslurm check format bench docs clean
 
@@ -28,7 +30,7 @@ demo: setup
 	$(DEMO_CMD)
 
 test: setup
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
 
 test-debian13: setup
 	tests/debian13/run

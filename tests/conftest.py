@@ -1,4 +1,7 @@
-"""What the tests need from the machine: a missing part skips its tests, with the reason printed at the end."""
+"""What the tests need from the machine, and how they are shared out to processes.
+
+A missing part skips its tests, with the reason printed at the end.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -81,3 +85,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason is not None and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _put_long_files_first(items)
+
+
+# ---------------------------------------------------------------- several processes (make test, pytest -n)
+
+# A process runs whole files, and these folders whole: their tests share something that the host has once.
+_TOGETHER = {"tests/users/": "two accounts of this host"}
+
+
+def _put_long_files_first(items: list[pytest.Item]) -> None:
+    """So that the processes end together: what is left for the end are files of a second."""
+    turns: dict[Path, int] = {}
+    for item in items:
+        turns[item.path] = min(_turn(item), turns.get(item.path, _turn(item)))
+    items.sort(key=lambda item: turns[item.path])  # stable: among equals the order stays the drawn one
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.nodeid.startswith(tuple(_TOGETHER)):
+        return 0
+    needs = [marker for marker in _NEEDS if item.get_closest_marker(marker) is not None]
+    return 1 if "slurm" in needs else 2 if needs else 3
+
+
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist everything runs in one process
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadFileScheduling
+
+    class _ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = next((folder for folder in _TOGETHER if nodeid.startswith(folder)), None)
+            return folder or super()._split_scope(nodeid)
+
+    config.option.loadscopereorder = False  # in the order of _turn, not by the number of tests
+    return _ByFile(config, log)
