@@ -24,7 +24,7 @@ CLUSTER_NAME = "sandbox"
 DEFAULT_PARTITION = "main"
 HEAD_HOST = "head"  # of an isolated sandbox
 STANDBY_HOST = "standby"
-TAKEOVER_AFTER_S = 3  # of the first controller's silence, where there is a second one
+TAKEOVER_AFTER_S = 4  # of the first controller's silence, where there is a second one
 
 
 class SandboxError(Exception):

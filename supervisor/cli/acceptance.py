@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm.client import CliClient
 from slurm.errors import SlurmError, SlurmRefused
-from slurm.types import NodeAvailability, NodeRecord, SubmitRequest
+from slurm.types import NodeAvailability, NodeBase, NodeRecord, SubmitRequest
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.model import RunSpec
 
@@ -22,7 +22,7 @@ class Room:
 
     where: str  # in words
     nodes: int
-    usable: int  # neither drained nor down
+    usable: int  # neither drained nor down, and registered since the controller started
 
 
 def check_acceptance(client: CliClient, spec: RunSpec) -> list[str]:
@@ -51,7 +51,7 @@ def measure_room(records: Sequence[NodeRecord], partition: str | None) -> Room:
     return Room(
         where=f"partition {partition}" if partition else "the cluster",
         nodes=len(own),
-        usable=sum(record.availability not in lost for record in own),
+        usable=sum(record.availability not in lost and record.base is not NodeBase.UNKNOWN for record in own),
     )
 
 
@@ -70,9 +70,8 @@ def _ask_slurm(client: CliClient, spec: RunSpec, room: Room) -> list[str]:
     except SlurmRefused as error:
         if room.usable < room.nodes and any(text in str(error) for text in _MAY_PASS):
             lost = room.nodes - room.usable
-            return [
-                f"Slurm would not take the job now ({error}): {lost} of the nodes of {room.where} are drained or down"
-            ]
+            why = f"{lost} of the nodes of {room.where} are drained or down, or not registered yet"
+            return [f"Slurm would not take the job now ({error}): {why}"]
         raise CommandError(f"Slurm would refuse the job: {error}", EXIT_BAD_INPUT) from None
     except SlurmError as error:
         return [f"options not checked: Slurm does not answer ({error}); the daemon waits for it"]

@@ -174,3 +174,35 @@ def test_a_submission_that_our_time_limit_killed_after_slurm_took_it_is_found_an
         attempt = stage.await_step(1)
     assert (stage.directory / "calls").read_text() == "called\n"
     assert [job.job_id for job in stage.jobs() if job.comment == attempt.token] == [attempt.job_id]
+
+
+# ---------------------------------------------------------------- a controller that stands by
+
+
+@pytest.mark.usefixtures("namespaces_permitted")
+def test_a_run_goes_on_while_the_backup_controller_takes_over_and_while_the_first_takes_back(tmp_path: Path) -> None:
+    """Case CO-02. The tools ask a standby again and again, for longer than our time limit; what is submitted meanwhile
+    is taken once.
+    """
+    with Sandbox.start(nodes=2, mode="isolated", standby=True, directory=tmp_path / "sandbox") as sandbox:
+        stage = Stage(tmp_path / "stage", sandbox)
+        try:
+            stage.start_daemon()
+            stage.submit("r")
+            first = stage.await_step(1)
+            with watched(stage):
+                sandbox.stop_controller()
+                stage.submit("s")
+                stage.wait("word of it", lambda: stage.status()["daemon"]["slurm"] == "not answering")
+                stage.await_step(1, "s")  # by the backup
+                seen = stage.attempt(1).last_step or 0
+                sandbox.start_controller()
+                stage.submit("t", "plan=1:exit75@50")
+                stage.await_step(2, "t")  # by the first one: it knows the jobs of the backup
+                stage.wait("new steps", lambda: (stage.attempt(1).last_step or 0) > seen)
+            assert [(a.job_id, a.end) for a in stage.attempts()] == [(first.job_id, None)]
+            assert [a.end for a in stage.attempts("s")] == [None]
+            assert stage.interruptions() == stage.interruptions("s") == ()
+            stage.assert_one_job_per_attempt()
+        finally:
+            stage.close()
