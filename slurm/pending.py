@@ -50,6 +50,13 @@ def is_launch_failure(reason: str) -> bool:
     return "launchfailedrequeuedheld" in _plain(reason)
 
 
+def explain_start_failure(reason: str) -> str:
+    """What to look at when a node could not start a batch script, as an ended job's reason says; empty: it did."""
+    if _plain(reason) != "joblaunchfailure":
+        return ""
+    return ": the node could not start it; is there the folder of its log, and its working directory?"
+
+
 def _plain(reason: str) -> str:
     return re.sub(r"[\s_]", "", reason).lower()
 

@@ -8,6 +8,7 @@ reads and commits around it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -130,7 +131,7 @@ class Asked:
     now: datetime
     rights: Rights
     runs: tuple[Run, ...] = ()  # all of them, where names are given
-    attempts: tuple[Attempt, ...] = ()  # of the run; of all that go on, where a job is adopted
+    attempts: tuple[Attempt, ...] = ()  # of the run; of all that go on, where names are given
     refusals: tuple[Intent, ...] = ()  # acts of the run that Slurm refused
     jobs: Jobs | None = None  # Slurm's newest answer
 
@@ -180,7 +181,7 @@ def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rig
     asks_job = request.verb == "job" and name is not None
     runs = ledger.load_runs() if request.verb in _NAMES_RUNS else ()
     attempts = ledger.load_attempts(name) if asks_job and name else ()
-    if request.verb == "adopt":
+    if request.verb in _NAMES_RUNS:
         attempts = tuple(a for run in runs if run.state not in _ENDED for a in ledger.load_attempts(run.name))
     return Asked(
         request=request,
@@ -313,10 +314,22 @@ def _sbatch(asked: Asked) -> Decision:
     reply = {
         **_granted(request, run, f"run {run.name} is submitted"),
         "job_name": run.job_name,
-        "notes": list(named.notes),
+        "notes": [*named.notes, *_dependency_notes(asked, named)],
     }
     submission = Submission(text=handed.text, environment=script.environment)
     return Decision(run=run, why=run.reason, reply=reply, submission=submission)
+
+
+def _dependency_notes(asked: Asked, script: Script) -> list[str]:
+    """Jobs that are waited for and belong to runs: Slurm knows the job, and nothing of the run."""
+    waited_for = {int(number) for number in re.findall(r":([0-9]{1,10})(?![0-9])", script.script.dependency)}
+    return [
+        f"--dependency: job {attempt.job_id} is attempt {attempt.number} of run {attempt.run}. When it fails, the run "
+        "goes on in another job, which this dependency does not wait for; `supervisor sbatch --wait` waits for a whole "
+        "run"
+        for attempt in asked.attempts
+        if attempt.job_id in waited_for
+    ]
 
 
 def _read_script(request: Request) -> tuple[Handed, Script] | Decision:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from slurm.pending import explain_start_failure
 from slurm.types import JobRecord, JobState
 from supervisor.attribution.exits import read_exit
 from supervisor.attribution.signs import Sign, Weight, find_signs
@@ -210,4 +211,7 @@ def _evidence(signs: list[Sign]) -> tuple[str, ...]:
 def _last_resort(view: RunView, job: JobRecord | None) -> str:
     if view.exit is not None:
         return view.exit.reason or f"exit code {view.exit.exit_code}"
-    return f"Slurm: job {job.job_id} {job.raw_state}" if job is not None else "it left no trace"
+    if job is None:
+        return "it left no trace"
+    code = f" with exit code {job.exit_code}" if job.state is JobState.FAILED and job.exit_code else ""
+    return f"Slurm: job {job.job_id} {job.raw_state}{explain_start_failure(job.reason) or code}"

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,14 @@ import click
 from slurm.commands import sbatch_argv
 from slurm.inherited import Inherited, read_inherited
 from slurm.sbatch_line import Effective, parse_command_line, render_submitted, wrap_text
-from slurm.sbatch_options import QUESTIONS, BadSubmission, name_of
+from slurm.sbatch_options import INVALID_OPTION_EXIT, QUESTIONS, BadSubmission, name_of
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_FAILED, CommandError
 from supervisor.config import Settings, load_settings
 from supervisor.control import DaemonDown, DaemonSilent, ask
 from supervisor.model import EPOCH, Attempt, Run
 from supervisor.scripts import MAX_SCRIPT_BYTES, Handed, NotSupervised, Script, read_script, render_submission
 from supervisor.supervision import BadSupervision, render_help, take_options
+from trainer.contract import ENV_RUN
 
 EXIT_NO_JOB_YET = 5  # accepted, and no job within the wait
 
@@ -87,8 +89,11 @@ def sbatch(context: click.Context, *, words: tuple[str, ...]) -> int:
     except NotSupervised as error:
         raise CommandError(str(error), EXIT_BAD_INPUT) from None
     check_checkpoints(script)
+    surroundings = look_around(script, os.environ)
     if "dry-run" in given:
+        script = replace(script, notes=(*script.notes, *surroundings))
         return _tell_dry_run(settings, handed, script, as_json="json" in given)
+    tell_notes(list(surroundings))
     return submit(settings, request_of("sbatch", handed), script)
 
 
@@ -105,6 +110,25 @@ def check_checkpoints(script: Script) -> None:
     except OSError as error:
         message = f"--supervise-checkpoint-dir={directory}: {error.strerror or error}"
         raise CommandError(message, EXIT_BAD_INPUT) from None
+
+
+def look_around(script: Script, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What only the person's own eyes see, and what sbatch does not say."""
+    notes = []
+    folders = {os.path.dirname(p) for p in (script.wanted.output, script.wanted.error) if p}  # noqa: PTH120 - a pattern
+    for folder in sorted(folders):
+        path = script.spec.workdir / folder
+        if "%" not in folder and "\\" not in folder and not path.is_dir():
+            notes.append(
+                f"{path}: no such folder here; without it on the node Slurm ends the job at once, without a log"
+            )
+    outer = environment.get(ENV_RUN)
+    if outer and "SLURM_JOB_ID" in environment:
+        notes.append(
+            f"called inside a job of run {outer}, which is submitted again by itself: what is handed in here is "
+            "another run beside it"
+        )
+    return tuple(notes)
 
 
 # ---------------------------------------------------------------- what sbatch would look at
@@ -135,8 +159,8 @@ def read_handed_in(words: tuple[str, ...], *, text: str | None = None, path: str
 def _working_directory() -> str:
     try:
         return os.getcwd()  # noqa: PTH109 - text is what is handed in
-    except FileNotFoundError:
-        raise NotSupervised("the working directory is gone") from None
+    except FileNotFoundError as error:
+        raise BadSubmission(f"getcwd failed: {error.strerror}", exit_code=INVALID_OPTION_EXIT) from None
 
 
 def _read_text(script: str | None) -> str:
@@ -290,7 +314,7 @@ def _tell_submitted(report: dict[str, Any], run: str, wanted: Effective) -> None
     if says:
         click.echo(says.rstrip("\n"), err=True)
     if not wanted.is_quiet:
-        tell_notes([f"supervised as run {run}"])
+        tell_notes([f"supervised as run {run}; `supervisor status {run}` shows how it goes"])
     text = render_submitted(int(report["job_id"]), is_parsable=wanted.is_parsable, is_quiet=wanted.is_quiet)
     click.echo(text, nl=False)
     sys.stdout.flush()

@@ -11,7 +11,7 @@ from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.cli.options import config_option, json_option, now
 from supervisor.config import Settings
-from supervisor.reports.status import Status, daemon_line, read_status, status_as_json, status_table
+from supervisor.reports.status import Status, daemon_line, find_log_of, read_status, status_as_json, status_table
 from supervisor.reports.table import print_table, render_json
 from supervisor.store import Store
 
@@ -30,14 +30,14 @@ def status(*, run: str | None, as_json: bool, watch: bool, settings: Settings) -
     release`), stopping, stopped, finished.
     """
     if not watch:
-        _show(_read(settings, run), as_json=as_json)
+        _show(_read(settings, run), as_json=as_json, has_log=run is not None)
         return
     try:
         while True:
             report = _read(settings, run)
             if sys.stdout.isatty() and not as_json:
                 click.clear()
-            _show(report, as_json=as_json, is_compact=True)
+            _show(report, as_json=as_json, is_compact=True, has_log=run is not None)
             sys.stdout.flush()
             time.sleep(WATCH_S)
     except KeyboardInterrupt:
@@ -53,7 +53,7 @@ def _read(settings: Settings, run: str | None) -> Status:
     return report
 
 
-def _show(report: Status, *, as_json: bool, is_compact: bool = False) -> None:
+def _show(report: Status, *, as_json: bool, is_compact: bool = False, has_log: bool = False) -> None:
     if as_json:
         click.echo(render_json(status_as_json(report), is_compact=is_compact))
         return
@@ -61,5 +61,7 @@ def _show(report: Status, *, as_json: bool, is_compact: bool = False) -> None:
     if report.runs:
         click.echo()
         print_table(status_table(report))
+        if has_log and (log := find_log_of(report.runs[0])) is not None:
+            click.echo(f"\nlog of the newest attempt: {log}")
     else:
-        click.echo("no runs; submit one with `supervisor submit RUN.toml`")
+        click.echo("no runs; submit one with `supervisor submit RUN.toml` or `supervisor sbatch SCRIPT`")

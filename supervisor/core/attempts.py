@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from slurm.pending import is_launch_failure
+from slurm.pending import explain_start_failure, is_launch_failure
 from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState, NodeBase, NodeRecord
 from supervisor.model import (
@@ -451,7 +451,7 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
         job = sight.accounting  # one that accounting still calls running has ended without it: it is behind
     if job is None or job.state is None:
         return None
-    detail = f"Slurm: job {sight.attempt.job_id} {job.raw_state}"
+    detail = f"Slurm: job {sight.attempt.job_id} {job.raw_state}{explain_start_failure(job.reason)}"
     nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
     if job.state is JobState.CANCELLED and nodes:
         return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))

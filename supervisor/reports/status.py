@@ -217,11 +217,23 @@ def _run_as_json(status: RunStatus) -> dict[str, Any]:
         "next_start_at": status.next_start_at,
         "owner_uid": run.owner_uid,
         "run_dir": str(run.spec.run_dir),
+        "log": find_log_of(status),
         "submitted_at": run.created_at,
         "changed_at": run.changed_at,
         "progress_at": last.progress_at if last else None,
         "end": str(last.end) if last and last.end else None,
     }
+
+
+def find_log_of(status: RunStatus) -> str | None:
+    """Where the job of the newest attempt writes, as far as that is known."""
+    if status.attempt is None:
+        return None
+    from supervisor.accounts import user_name
+    from supervisor.joblog import find_log  # and what it needs; a table of all runs does not
+
+    log = find_log(status.run, status.attempt, user=user_name(status.run.owner_uid))
+    return str(log) if log is not None else None
 
 
 # ---------------------------------------------------------------- for people

@@ -15,7 +15,7 @@ from slurm.types import JobDescription, JobState
 from supervisor.accounts import user_name
 from supervisor.cli.adopt import choose_arguments
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError, main
-from supervisor.cli.sbatch import read_handed_in, request_of, submit
+from supervisor.cli.sbatch import look_around, read_handed_in, request_of, submit
 from supervisor.config import load_settings
 from supervisor.model import RunState
 from supervisor.scripts import read_script
@@ -121,6 +121,24 @@ def test_a_dry_run_says_what_would_be_submitted_and_leaves_nothing(service: Serv
     assert not (home / ".supervisor").exists()
     assert not list((service.ledger.parent / "submissions").glob("*"))
     assert "daemon is not running" in sbatch(service, "--supervise-dry-run", "train.sh").stderr
+
+
+def test_what_sbatch_does_not_say_of_the_surroundings_is_said(home: Path) -> None:
+    """A log that can't be opened ends a job without a word; what is submitted inside a run's job is another run."""
+    (home / "logs").mkdir()
+    there = read_script(read_handed_in(("--output=logs/%j.out", "--error=%x/%j.err", "train.sh")))
+    assert look_around(there, {"SUPERVISOR_RUN": "llama"}) == ()
+    missing = read_script(read_handed_in(("--output=logs/%j.out", "--error=nowhere/%j.err", "train.sh")))
+    folder, outer = look_around(missing, {"SUPERVISOR_RUN": "llama", "SLURM_JOB_ID": "12"})
+    assert folder.startswith(f"{home}/nowhere: no such folder here")
+    assert "inside a job of run llama" in outer
+
+
+def test_a_working_directory_that_is_gone_is_refused_as_by_sbatch(service: Service, home: Path) -> None:
+    (home / "train.sh").rename(home.parent / "train.sh")
+    home.rmdir()
+    ended = sbatch(service, str(home.parent / "train.sh"))
+    assert (ended.exit_code, ended.stderr) == (255, "sbatch: error: getcwd failed: No such file or directory\n")
 
 
 def test_a_run_that_has_no_job_yet_is_told_with_its_reason(

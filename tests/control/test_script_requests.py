@@ -194,6 +194,13 @@ def test_the_jobs_name_is_the_runs_while_another_run_of_the_owner_has_it() -> No
     assert Bench(run(owner_uid=BOB)).hand_in()["job_name"] == "train"
 
 
+def test_a_dependency_on_a_job_of_a_run_is_told_that_the_run_may_go_on_in_another() -> None:
+    bench = Bench()
+    bench.adopt(who=peer(0))
+    assert "job 55 is attempt 1 of run" in bench.hand_in("-d", "afterok:7:55,singleton", "train.sh")["notes"][-1]
+    assert "attempt 1" not in str(bench.hand_in("-d", "afterok:5:555", "train.sh")["notes"])
+
+
 def test_a_name_that_sbatch_has_refused_is_free_for_its_owner() -> None:
     refused = run(state=RunState.STOPPED, reason="sbatch refused the job: no such partition")
     bench = Bench(refused)

@@ -258,3 +258,9 @@ def test_a_node_that_failed_is_why_slurm_requeued_though_the_script_may_ask_too(
     ended = judge_end(sight(attempt(), AGAIN, of=ASKING, failed_by_slurm=(Silence(node="n2", evidence="DOWN"),)))
     assert ended is not None
     assert (ended.end, ended.nodes) == (AttemptEnd.NODE_FAILED, ("n2",))
+
+
+def test_a_job_that_its_node_could_not_start_says_where_to_look() -> None:
+    ended = judge_end(seen(attempt(), job(name="train", state=JobState.FAILED, reason="JobLaunchFailure")))
+    assert ended is not None
+    assert "folder of its log" in ended.detail
