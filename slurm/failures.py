@@ -35,6 +35,9 @@ _NOT_ACCEPTED: Final = _any_of(
     "Rate limit exceeded",
 )
 
+# It was the answer that could not be read: then the same words of authentication are not about the request.
+_ANSWER_NOT_OPENED: Final = _any_of("slurm_unpack_received_msg", "slurm_receive_msg")
+
 # The request may have been accepted; the answer was lost.
 _ANSWER_LOST: Final = _any_of(
     "Unable to contact slurm controller",  # (send failure), (receive failure), (shutdown failure)
@@ -144,9 +147,9 @@ def submit_failure(argv: Argv, done: Completed) -> SlurmError | None:
         return None
     said = _SUBMISSION_FAILED.search(done.stderr)
     words = said[1] if said else done.stderr
-    if _NOT_ACCEPTED.search(words):
+    if _NOT_ACCEPTED.search(words) and not _ANSWER_NOT_OPENED.search(done.stderr):
         return _error(SlurmUnavailable, argv, done, "did not get the job accepted")
-    if _ANSWER_LOST.search(words) or not _is_understood(done, said):
+    if _ANSWER_LOST.search(words) or _ANSWER_NOT_OPENED.search(done.stderr) or not _is_understood(done, said):
         return _error(SubmitUnconfirmed, argv, done, "lost the answer")
     return SlurmRefused(
         _read_refusal(done, said) or f"{argv[0]} ended with {done.returncode} and said nothing",
