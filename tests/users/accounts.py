@@ -20,10 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
-NAMES = ("sup-test-a", "sup-test-b")
-GROUP = "sup-test-admin"
-_LOCK = Path("/run/lock/sup-test-accounts.lock")  # two sessions would take each other's accounts away
-_LOCK_WAIT_S = 120.0
+_MAX_SESSIONS = 16
 _HEAVY = ("torch*", "functorch", "nvidia", "triton", "sympy", "mypy*", "networkx", "scipy*", "pandas*", "__pycache__")
 
 
@@ -83,28 +80,44 @@ class Person:
         return path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Two accounts and a group."""
+
+    people: tuple[pwd.struct_passwd, ...]
+    group: grp.struct_group
+
+
 @contextmanager
-def accounts() -> Iterator[tuple[pwd.struct_passwd, ...]]:
-    """The accounts, made now or left by a session that was killed; at the end they and their processes are gone."""
-    with _alone():
-        subprocess.run(["groupadd", "--force", GROUP], check=True, capture_output=True, timeout=30)
-        for name in NAMES:
+def accounts() -> Iterator[Accounts]:
+    """Made now, or left by a session that was killed; at the end they and their processes are gone."""
+    with _slot() as slot:
+        names, group = (f"sup-test-a{slot}", f"sup-test-b{slot}"), f"sup-test-admin{slot}"
+        _call("groupadd", "--force", group)
+        for name in names:
             if not _exists(name):
-                argv = ["useradd", "--no-create-home", "--home-dir=/nonexistent", "--user-group", name]
-                subprocess.run(argv, check=True, capture_output=True, timeout=30)
-        found = tuple(pwd.getpwnam(name) for name in NAMES)
+                _call("useradd", "--no-create-home", "--home-dir=/nonexistent", "--user-group", name)
+        people = tuple(pwd.getpwnam(name) for name in names)
         try:
-            end_processes({entry.pw_uid for entry in found})
-            yield found
+            end_processes({entry.pw_uid for entry in people})
+            yield Accounts(people=people, group=grp.getgrnam(group))
         finally:
-            end_processes({entry.pw_uid for entry in found})
-            for name in NAMES:
-                subprocess.run(["userdel", "--force", name], check=False, capture_output=True, timeout=30)
-            subprocess.run(["groupdel", GROUP], check=False, capture_output=True, timeout=30)
+            end_processes({entry.pw_uid for entry in people})
+            for name in names:
+                _call("userdel", "--force", name)
+            _call("groupdel", group)
 
 
-def admin_gid() -> int:
-    return grp.getgrnam(GROUP).gr_gid
+def _call(*argv: str) -> None:
+    """One of the tools that change accounts: only one at a time may."""
+    until = time.monotonic() + 20
+    while True:
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=30)
+        if done.returncode == 0:
+            return
+        assert "lock" in done.stderr, done.stderr
+        assert time.monotonic() < until, done.stderr
+        time.sleep(0.1)
 
 
 def _exists(name: str) -> bool:
@@ -114,30 +127,31 @@ def _exists(name: str) -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    until = time.monotonic() + _LOCK_WAIT_S
-    with _LOCK.open("w") as lock:
-        while True:
+def _slot() -> Iterator[str]:
+    """What makes the names this session's own: several may run at once."""
+    for number in range(_MAX_SESSIONS):
+        with Path(f"/run/lock/sup-test-accounts.{number}").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
-                assert time.monotonic() < until, "another test session uses these accounts"
-                time.sleep(0.2)
-        yield
+                continue
+            yield str(number) if number else ""
+            return
+    raise AssertionError(f"{_MAX_SESSIONS} other sessions use accounts for tests")
 
 
 def end_processes(uids: set[int]) -> None:
     """Kill whatever runs under these accounts, until nothing does."""
     until = time.monotonic() + 10
-    while (left := _processes_of(uids)) and time.monotonic() < until:
+    while (left := processes_of(uids)) and time.monotonic() < until:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
-def _processes_of(uids: set[int]) -> list[int]:
+def processes_of(uids: set[int]) -> list[int]:
+    """Numbers of the processes that run under these accounts."""
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):

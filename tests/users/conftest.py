@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import pytest
 
 from slurm.sandbox import Sandbox
 from tests.e2e.stage import Stage
-from tests.users.accounts import GROUP, Person, accounts, make_python
+from tests.users.accounts import Accounts, Person, accounts, make_python
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +25,21 @@ class Place:
     folder: Path
     sandbox: Sandbox
     python: Path
-    entries: tuple[pwd.struct_passwd, ...]
+    accounts: Accounts
 
     def stage(self, name: str) -> Stage:
         """A service that is not started yet; members of a group are its admins."""
         made = Stage(self.folder / name, self.sandbox)
-        made.config.write_text(made.config.read_text().replace("[control]", f'[control]\nadmin_group = "{GROUP}"'))
+        launcher = made.directory / "python"
+        launcher.write_text(launcher.read_text().replace(sys.executable, str(self.python)))
+        text, group = made.config.read_text(), self.accounts.group.gr_name
+        made.config.write_text(text.replace("[control]", f'[control]\nadmin_group = "{group}"'))
         return made
 
     def people(self, stage: Stage) -> tuple[Person, Person]:
         """Both accounts at shells that know this service."""
         env = {"PATH": os.environ["PATH"], **self.sandbox.env, "SUPERVISOR_CONFIG": str(stage.config)}
-        first, second = (self._person(entry, stage, env) for entry in self.entries)
+        first, second = (self._person(entry, stage, env) for entry in self.accounts.people)
         return first, second
 
     def _person(self, entry: pwd.struct_passwd, stage: Stage, env: dict[str, str]) -> Person:
@@ -56,10 +60,10 @@ def place() -> Iterator[Place]:
         if python is None:
             pytest.skip("no Python of this version that other accounts may run (python3 in /usr/bin)")
         with (
-            accounts() as entries,
+            accounts() as made,
             Sandbox.start(nodes=4, directory=folder / "sandbox", extra_conf="PropagateResourceLimits=ALL\n") as sandbox,
         ):
-            yield Place(folder=folder, sandbox=sandbox, python=python, entries=entries)
+            yield Place(folder=folder, sandbox=sandbox, python=python, accounts=made)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -71,6 +75,7 @@ class Service:
     stage: Stage
     a: Person
     b: Person
+    admin_gid: int
 
     def end(self) -> None:
         """End the daemon; one that was only starting leaves its socket."""
@@ -93,6 +98,6 @@ def service(place: Place) -> Iterator[Service]:
     a, b = place.people(stage)
     stage.start_daemon()
     try:
-        yield Service(stage=stage, a=a, b=b)
+        yield Service(stage=stage, a=a, b=b, admin_gid=place.accounts.group.gr_gid)
     finally:
         stage.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import resource
+from pathlib import Path
 
 import pytest
 
 from supervisor.model import AttemptEnd, CheckpointState
+from tests.e2e.stage import TRAINING
+from tests.users.accounts import processes_of
 from tests.users.conftest import Service
 
 pytestmark = pytest.mark.slurm
@@ -28,6 +32,18 @@ fi
 exit 0
 """
 LIMITS = {resource.RLIMIT_NOFILE: 777, resource.RLIMIT_CORE: 0, resource.RLIMIT_STACK: 4 << 20}
+
+
+RUN_FILE = """
+name = "filed"
+command = ["{training}"]
+root = "{root}"
+[nodes]
+min = 1
+max = 1
+[health]
+start_checks = false
+"""
 
 
 def test_every_attempt_has_what_plain_sbatch_would_have_given_it(service: Service) -> None:
@@ -52,3 +68,18 @@ def test_every_attempt_has_what_plain_sbatch_would_have_given_it(service: Servic
     assert (a.home / "own/out").stat().st_mode & 0o077 == 0o050
     run_dir = a.home / "own/.supervisor"
     assert {p.stat().st_uid for p in (run_dir, *run_dir.rglob("*"), *(a.home / "own").glob("slurm-*.out"))} == {a.uid}
+
+
+def test_a_run_file_is_run_as_its_owner_with_the_limits_of_the_shell_too(service: Service) -> None:
+    stage, a = service.stage, service.a
+    a.write("filed.toml", RUN_FILE.format(training=TRAINING, root=a.home))
+    ended = a.supervisor("submit", "--no-visibility-check", "filed.toml", umask=0o027, limits=LIMITS)
+    assert ended.returncode == 0, ended.stderr
+    stage.await_step(1, "filed")
+    (pid,) = (pid for pid in processes_of({a.uid}) if TRAINING.name in Path(f"/proc/{pid}/cmdline").read_text())
+    assert "\nUmask:\t0027\n" in Path(f"/proc/{pid}/status").read_text()
+    assert re.search(r"Max open files +777 ", Path(f"/proc/{pid}/limits").read_text())
+    assert {p.stat().st_uid for p in ((a.home / "filed"), *(a.home / "filed").rglob("*"))} == {a.uid}
+    assert list((stage.directory / "batch").iterdir()) == []  # sbatch read its copy there
+    assert a.supervisor("stop", "filed").returncode == 0
+    stage.await_state("stopped", "filed")

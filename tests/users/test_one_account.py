@@ -52,7 +52,7 @@ def service(place: Place) -> Iterator[Service]:
         )
     try:
         stage.wait("the daemon's socket", (stage.directory / "control.sock").exists)
-        yield Service(stage=stage, a=a, b=b)
+        yield Service(stage=stage, a=a, b=b, admin_gid=place.accounts.group.gr_gid)
     finally:
         stage.close()
 

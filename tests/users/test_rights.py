@@ -9,7 +9,6 @@ import pytest
 
 from slurm.errors import SlurmRefused
 from slurm.types import Identity
-from tests.users.accounts import admin_gid
 from tests.users.conftest import Service
 
 pytestmark = pytest.mark.slurm
@@ -48,7 +47,7 @@ def test_everybody_sees_a_run_and_only_its_owner_root_and_the_admins_change_it(s
     with pytest.raises(SlurmRefused):
         stage.slurm.cancel(int(job_id), Identity(uid=b.uid, gid=b.gid))
 
-    assert b.supervisor("pause", "hers", groups=(admin_gid(),)).returncode == 0
+    assert b.supervisor("pause", "hers", groups=(service.admin_gid,)).returncode == 0
     assert stage.run("hers").is_paused
     assert stage.supervisor("resume", "hers").returncode == 0
     assert a.supervisor("stop", "hers").returncode == 0
@@ -64,7 +63,7 @@ def test_a_run_that_an_admin_did_not_make_is_not_handed_another_script(service: 
     socket = str(stage.directory / "control.sock")
 
     def answered() -> str:
-        said = b.run(str(b.python), "-P", "-s", "-c", code, socket, "evil.sh", groups=(admin_gid(),)).stdout
+        said = b.run(str(b.python), "-P", "-s", "-c", code, socket, "evil.sh", groups=(service.admin_gid,)).stdout
         return "" if said.startswith(("look_again", "unknown_job")) else said
 
     assert f"belongs to {a.name}" in stage.wait("an answer of Slurm", answered)
