@@ -37,14 +37,13 @@ class Place:
         return made
 
     def people(self, stage: Stage) -> tuple[Person, Person]:
-        """Both accounts at shells that know this service."""
+        """Both accounts at shells that know this service, in new homes."""
         env = {"PATH": os.environ["PATH"], **self.sandbox.env, "SUPERVISOR_CONFIG": str(stage.config)}
-        first, second = (self._person(entry, stage, env) for entry in self.accounts.people)
+        first, second = (self._person(entry, env) for entry in self.accounts.people)
         return first, second
 
-    def _person(self, entry: pwd.struct_passwd, stage: Stage, env: dict[str, str]) -> Person:
-        home = self.folder / f"home-{entry.pw_name}-{stage.directory.name}"
-        home.mkdir(mode=0o700)
+    def _person(self, entry: pwd.struct_passwd, env: dict[str, str]) -> Person:
+        home = Path(tempfile.mkdtemp(prefix=f"home-{entry.pw_name}-", dir=self.folder))
         os.chown(home, entry.pw_uid, entry.pw_gid)
         return Person(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, home=home, python=self.python, env=env)
 
@@ -93,11 +92,18 @@ class Service:
 
 
 @pytest.fixture(scope="package")
-def service(place: Place) -> Iterator[Service]:
+def root_stage(place: Place) -> Iterator[Stage]:
+    """A service that runs as root."""
     stage = place.stage("service")
-    a, b = place.people(stage)
     stage.start_daemon()
     try:
-        yield Service(stage=stage, a=a, b=b, admin_gid=place.accounts.group.gr_gid)
+        yield stage
     finally:
         stage.close()
+
+
+@pytest.fixture
+def service(place: Place, root_stage: Stage) -> Service:
+    """The service that runs as root, and two people who have nothing in their homes yet."""
+    a, b = place.people(root_stage)
+    return Service(stage=root_stage, a=a, b=b, admin_gid=place.accounts.group.gr_gid)

@@ -43,7 +43,7 @@ def test_everybody_sees_a_run_and_only_its_owner_root_and_the_admins_change_it(s
         assert f"{b.name} may not {words[0]} " in refused.stderr
         assert "root and the admin group may" in refused.stderr
     stolen = b.supervisor("adopt", job_id)
-    assert (stolen.returncode, f"belongs to {a.name}" in stolen.stderr) == (4, True)
+    assert (stolen.returncode, f"belongs to {a.name}" in stolen.stderr) == (4, True), stolen.stderr
     with pytest.raises(SlurmRefused):
         stage.slurm.cancel(int(job_id), Identity(uid=b.uid, gid=b.gid))
 
@@ -106,6 +106,7 @@ def test_no_name_in_a_request_shows_what_its_owner_may_not_read(service: Service
     roots = tmp_path / "roots"
     roots.write_text("only root knows that the answer is 0815\n")
     roots.chmod(0o600)
+    a.write("waits.sh", WAITS)
     (a.home / "to-root.sh").symlink_to("/etc/shadow")
     for words in (["to-root.sh"], [str(secret)]):
         unread = a.supervisor("sbatch", *words)
@@ -115,7 +116,6 @@ def test_no_name_in_a_request_shows_what_its_owner_may_not_read(service: Service
         assert (refused.returncode, "ermission denied" in refused.stderr) == (2, True), refused
 
     # The same without the command, which checks as the person: the daemon opens nothing with more than their rights.
-    a.write("waits.sh", WAITS)
     a.write("end.1", "1")
     (a.home / "link.log").symlink_to(roots)
     code, socket = _RAW.format(verb="sbatch", more=""), str(stage.directory / "control.sock")
