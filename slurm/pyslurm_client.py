@@ -27,6 +27,7 @@ from slurm import commands
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmUnavailable, SlurmUnreadable
 from slurm.hostlist import expand_nodes
+from slurm.jobs import merge_rows
 from slurm.json_form import Notice
 from slurm.parse import read_reason
 from slurm.states import parse_job_state, parse_node_state
@@ -337,7 +338,7 @@ class _Child:
 def parse_job_rows(rows: Any) -> JobListing:
     """Jobs of the child's answer; SlurmUnreadable when there are rows and not one can be read."""
     jobs, unreadable = _parse_rows(rows, parse_job_row)
-    return JobListing(jobs=jobs, unreadable=unreadable)
+    return JobListing(jobs=merge_rows(jobs), unreadable=unreadable)
 
 
 def parse_node_rows(rows: Any) -> NodeListing:

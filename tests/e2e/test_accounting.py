@@ -19,6 +19,7 @@ from slurm.sandbox.installed import require_accounting
 from slurm.submitted import read_release, read_submitted
 from supervisor.model import AttemptEnd, AttemptState
 from tests.e2e.stage import NO_SWEEP, Stage
+from tests.e2e.watcher import watched
 
 pytestmark = pytest.mark.slurm
 
@@ -109,6 +110,30 @@ def test_the_line_of_a_job_that_is_to_be_adopted_is_known_by_accounting(stage: S
     found = read_submitted(client.describe_job(1), release=release)
     assert found.options == ("--hold", "--signal=B:USR1@60", "--job-name=own")
     assert (found.arguments, found.is_certain) == (("two", "words"), False)
+
+
+def test_runs_begin_and_end_while_slurmdbd_is_frozen(stage: Stage) -> None:
+    """Case CO-03: the controller queues what it has to tell; who asks accounting is told nothing within the limit."""
+    well = Stage(stage.directory / "well", stage.sandbox)
+    try:
+        well.start_daemon()
+        well.submit("r", "steps=30")
+        well.await_step(1)
+        with watched(well):
+            stage.sandbox.freeze_accounting()
+            well.submit("s", "plan=1:exit75@10")
+            well.await_state("finished")
+            assert well.await_step(2, "s").resume_step == 10
+            seen = well.attempt(2, "s").last_step or 0
+            stage.sandbox.thaw_accounting()
+            well.wait("new steps", lambda: (well.attempt(2, "s").last_step or 0) > seen)
+        ends = {name: [a.end for a in well.attempts(name)] for name in ("r", "s")}
+        well.assert_one_job_per_attempt()
+    finally:
+        well.close()
+    assert ends == {"r": [AttemptEnd.FINISHED], "s": [AttemptEnd.SAVED, None]}
+    listed = ("sacct", "-n", "-X", "-P", "--starttime=now-1hours", "-oState")
+    stage.wait("what was queued", lambda: "COMPLETED" in stage.sandbox.run(*listed).stdout)
 
 
 def use_up_numbers(stage: Stage, count: int) -> None:
