@@ -124,9 +124,7 @@ def test_runs_begin_and_end_while_slurmdbd_is_frozen(stage: Stage) -> None:
             well.submit("s", "plan=1:exit75@10")
             well.await_state("finished")
             assert well.await_step(2, "s").resume_step == 10
-            seen = well.attempt(2, "s").last_step or 0
-            stage.sandbox.thaw_accounting()
-            well.wait("new steps", lambda: (well.attempt(2, "s").last_step or 0) > seen)
+        stage.sandbox.thaw_accounting()
         ends = {name: [a.end for a in well.attempts(name)] for name in ("r", "s")}
         well.assert_one_job_per_attempt()
     finally:

@@ -324,7 +324,10 @@ def test_of_a_pyslurm_that_is_built_otherwise_a_failure_without_status_and_signa
     rig: Rig, client: Callable[..., PyslurmClient]
 ) -> None:
     ends = {"FAILED": 128 << 8, "COMPLETED": 0}
-    rig.plan(built_otherwise=True, jobs=[{**JOB, "state": word, "exit_status": ends[word]} for word in ends])
+    rig.plan(
+        built_otherwise=True,
+        jobs=[{**JOB, "id": 7 + n, "state": w, "exit_status": ends[w]} for n, w in enumerate(ends)],
+    )
     assert [record.exit_code for record in client().fetch_jobs().jobs] == [128, 0]
 
 
@@ -339,6 +342,12 @@ def test_a_node_without_a_reason_has_none_of_its_parts(rig: Rig, client: Callabl
     rig.plan(nodes=[{**NODE, "state": "IDLE", "reason": None, "reason_user": "root", "reason_time": None}])
     (node,) = client().fetch_nodes().nodes
     assert (node.reason, node.reason_user, node.reason_at) == ("", "", "")
+
+
+def test_rows_of_one_job_are_one_record_of_the_copy_that_counts(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
+    """A job of a federation stands there once for each cluster that it was offered to."""
+    rig.plan(jobs=[{**JOB, "state": "REVOKED"}, {**JOB, "state": "RUNNING"}])
+    assert [record.state for record in client().fetch_jobs().jobs] == [JobState.RUNNING]
 
 
 def test_a_user_is_looked_up_once_for_all_their_jobs(rig: Rig, client: Callable[..., PyslurmClient]) -> None:
