@@ -159,13 +159,14 @@ def read_script(handed: Handed) -> Script:
         raise NotSupervised(why_not)
     spec = _make_spec(handed, wanted, tables)
     export, environment = _take_values(wanted.export or "ALL", handed.environment)
+    may_requeue = "may-requeue" in settings or own_restarts.asks_for_requeue(text)
     return Script(
         wanted=wanted,
         spec=spec,
-        script=_make_script(handed, wanted, spec, export),
+        script=_make_script(handed, wanted, spec, export, may_requeue=may_requeue),
         environment=environment,
         has_name="name" in settings,
-        notes=tuple(_notes(wanted, text)),
+        notes=tuple(_notes(wanted, text, may_requeue=may_requeue)),
     )
 
 
@@ -210,12 +211,12 @@ def _can_expand(hosts: str) -> bool:
         return False
 
 
-def _notes(wanted: Effective, text: str) -> list[str]:
+def _notes(wanted: Effective, text: str, *, may_requeue: bool) -> list[str]:
     """What is otherwise than the person asked for."""
     notes = []
-    if own_restarts.asks_for_requeue(text):
+    if may_requeue:
         notes.append(
-            "the script calls scontrol requeue: then its job is ended and submitted again, as a new job with "
+            "where scontrol requeue is called, the job is ended and submitted again, as a new job with "
             "SLURM_RESTART_COUNT counted up"
         )
     elif wanted.is_requeue_wanted:
@@ -406,9 +407,9 @@ def _take_values(export: str, environment: Mapping[str, str]) -> tuple[str, dict
     return ",".join(names), variables
 
 
-def _make_script(handed: Handed, wanted: Effective, spec: RunSpec, export: str) -> ScriptSpec:
+def _make_script(handed: Handed, wanted: Effective, spec: RunSpec, export: str, *, may_requeue: bool) -> ScriptSpec:
     options = tuple(o for o in wanted.submit_options if name_of(o) not in _OURS)
-    if own_restarts.asks_for_requeue(handed.text):
+    if may_requeue:
         options = (*options, REQUEUE)  # or Slurm refuses the script's own scontrol
     return ScriptSpec(
         path="--wrap" if wanted.is_wrap else handed.path if wanted.script else "-",

@@ -37,6 +37,7 @@ class Option:
     key: tuple[str, ...] = ()  # where its value stands in the tables of a run file; empty: not for the run
     convert: Callable[[str], Any] = str
     more: tuple[tuple[str, ...], ...] = ()  # further places of the value
+    is_of_the_script: bool = False  # without a place there, yet a matter of the run: may stand in the script
 
 
 def _whole(text: str) -> int:
@@ -151,12 +152,17 @@ OPTIONS: tuple[Option, ...] = (
         convert=_seconds,
         help="Pause before the second restart without progress; doubles. Default 15.",
     ),
+    Option(
+        name="may-requeue",
+        is_of_the_script=True,
+        help="The training has Slurm requeue its job; known by itself where the script calls scontrol requeue.",
+    ),
     Option(name="dry-run", help="Say what would be submitted; submit nothing."),
     Option(name="json", help="With dry-run: as JSON."),
     Option(name="config", metavar="FILE", help="The service's configuration, as --config of the other commands."),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
-_IN_SCRIPTS = frozenset(o.name for o in OPTIONS if o.key)
+_IN_SCRIPTS = frozenset(o.name for o in OPTIONS if o.key or o.is_of_the_script)
 
 Settings = Mapping[str, str]  # by option name, as written
 

@@ -462,6 +462,7 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
     if end is None and job.exit_code in _SLURM_EXIT_ENDS:  # the launcher's code; its record may show up later
         end = _SLURM_EXIT_ENDS[job.exit_code]
         is_curable = end is not AttemptEnd.DO_NOT_RESTART
+        detail += f" with exit code {job.exit_code}"
         return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code, is_curable=is_curable)
     if end is None and _is_step_terminated(sight):
         return _preempted(detail, job.exit_code)

@@ -68,6 +68,8 @@ def test_a_script_that_has_itself_requeued_may_be_and_no_other() -> None:
     assert "scontrol requeue" in script.notes[0]
     argv = sbatch_argv(submission(script))
     assert ("--requeue" in argv, "--no-requeue" in argv) == (True, False)
+    script = read(text="#!/bin/bash\n#SUPERVISE --may-requeue\npython train.py\n")
+    assert "--no-requeue" not in sbatch_argv(submission(script))
     script = read(text="#!/bin/bash\n#SBATCH --requeue\n")
     assert script.notes[0].startswith("--requeue is not passed on")
     assert "--no-requeue" in sbatch_argv(submission(script))
