@@ -204,6 +204,8 @@ class ScriptCluster:
                 self.end(script, JobState.FAILED, 1)
                 return
         script.is_loaded = True
+        if script.step >= self.final_step and not script.is_zombie:
+            self.end(script, JobState.COMPLETED)  # nothing is left to do: it says so again
         self._make_steps(script, now)
 
     def _is_node_down(self, script: Script) -> bool:
@@ -223,10 +225,9 @@ class ScriptCluster:
                     whole_at = next_at + timedelta(seconds=SAVE_S)
                     self.checkpoints[path] = Saved(step=script.step, at=next_at, whole_at=whole_at)
             if script.step >= self.final_step:
-                if script.is_zombie:
-                    script.is_dead = True
-                else:
-                    self.has_finished = True
+                self.has_finished = True  # its last checkpoint is there, whoever is told
+                script.is_dead = script.is_zombie
+                if not script.is_zombie:
                     self.end(script, JobState.COMPLETED)
 
 

@@ -46,7 +46,7 @@ RESTARTS = "SLURM_RESTART_COUNT"  # as a script that Slurm itself starts again w
 NODES = 4
 SPAN_S = 3600.0
 CALM_S = 5 * 3600.0
-QUIET_S, BUSY_S = 97.0, 3.0
+BUSY_S = 3.0
 
 # kind: how often, among the others
 _KINDS = {
@@ -117,7 +117,7 @@ def draw_schedule(seed: int) -> ScriptSchedule:
         has_accounting=random.random() < 0.4,
         has_shared_log=random.random() < 0.3,
         final_step=final_step,
-        min_job_age_s=random.choice([30, 300]),
+        min_job_age_s=random.choice([60, 300]),
         crashes_at_once=is_lost and random.random() < 0.7,
     )
 
@@ -191,7 +191,10 @@ class ScriptSimulation:
         self.submissions.keep(RUN, Submission(text=TEXT, environment=script.environment))
         self._store = self._open()
         self._store.add_run(Run(spec=script.spec, script=script.script), self.clock.now())
-        self._truth = Store.open_readonly(self.settings.ledger.path)
+        self._truth = Store.open_readonly(self.settings.ledger.path)  # outlives every daemon
+        self._version = -1
+        self._run: Run | None = None
+        self._attempts: tuple[Attempt, ...] = ()
         self._daemon = self._build()
 
     @property
@@ -260,7 +263,9 @@ class ScriptSimulation:
                     break
                 self._release(run)
             next_s = min([faults[0][0] if faults else until_s, *(at for at, _, _ in self._ends), until_s])
-            pace_s = BUSY_S if self.now_s < self._busy_until_s or self.cluster.running() is None else QUIET_S
+            # Without accounting the end of a script's job is seen in time, or never: so often it is looked.
+            quiet_s = self.schedule.min_job_age_s / 3
+            pace_s = BUSY_S if self.now_s < self._busy_until_s or self.cluster.running() is None else quiet_s
             self._play(min(max(wait_s, pace_s), max(0.1, next_s - self.now_s)))
         return self.run_now()
 
@@ -376,12 +381,20 @@ class ScriptSimulation:
     # ---- what must be true
 
     def run_now(self) -> Run:
-        run = self._truth.load_run(RUN)
-        assert run is not None
-        return run
+        self._look()
+        assert self._run is not None
+        return self._run
 
     def attempts(self) -> tuple[Attempt, ...]:
-        return self._truth.load_attempts(RUN)
+        self._look()
+        return self._attempts
+
+    def _look(self) -> None:
+        """Read the ledger again if somebody has written to it."""
+        version = self._truth._db.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version:
+            self._version = version
+            self._run, self._attempts = self._truth.load_run(RUN), self._truth.load_attempts(RUN)
 
     def _check(self) -> None:
         live = self.cluster.live_jobs()

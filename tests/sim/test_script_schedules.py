@@ -18,7 +18,7 @@ import structlog
 from supervisor.model import AttemptEnd, RunState
 from tests.sim.script_simulation import ScriptSimulation, draw_schedule
 
-SCHEDULES = 200
+SCHEDULES = 160
 BLOCKS = 4
 
 
