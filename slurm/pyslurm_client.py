@@ -82,6 +82,7 @@ def choose_client(
 ) -> Choice:
     """The client by pyslurm when it imports and is of the cluster's release, else `cli`; never an error.
 
+    A cluster that does not say its release now is asked by `cli`, and by pyslurm once it has said that it fits.
     `parent`: the environment that PATH, SLURM_CONF and PYTHONPATH are taken from. Without pyslurm this takes no time;
     with it at most `check_limit_s`. `on_notice` is told, once each time, when a chosen pyslurm is given up for a while.
     """
@@ -89,12 +90,24 @@ def choose_client(
         return Choice(client=cli, kind="cli", reason="as configured")
     if not is_findable(parent):
         return Choice(client=cli, kind="cli", reason="pyslurm is not installed")
+    until = time.monotonic() + check_limit_s
     client = PyslurmClient(cli=cli, parent=parent, timeout_s=timeout_s, on_notice=on_notice)
-    obstacle = _find_obstacle(client, check_limit_s)
-    if obstacle is not None:
+    try:
+        release = client.fetch_release(limit_s=check_limit_s)
+    except SlurmError as error:
         client.close()
-        return Choice(client=cli, kind="cli", reason=obstacle)
-    return Choice(client=client, kind="pyslurm", reason="pyslurm is of the cluster's release")
+        return Choice(client=cli, kind="cli", reason=f"pyslurm does not import: {error}")
+    try:
+        version = client.fetch_cluster_by_child(limit_s=max(0.0, until - time.monotonic())).version
+    except SlurmError as error:
+        client.await_release(release)
+        return Choice(
+            client=client, kind="cli", reason=f"the cluster's release is not known to pyslurm {release}: {error}"
+        )
+    if _release_of(release) != _release_of(version):
+        client.close()
+        return Choice(client=cli, kind="cli", reason=_say_misfit(release, version))
+    return Choice(client=client, kind="pyslurm", reason=_FITS)
 
 
 def is_findable(parent: Mapping[str, str]) -> bool:
@@ -104,19 +117,11 @@ def is_findable(parent: Mapping[str, str]) -> bool:
     return spec is not None and spec.has_location  # a mere folder of that name has none
 
 
-def _find_obstacle(client: PyslurmClient, limit_s: float) -> str | None:
-    until = time.monotonic() + limit_s
-    try:
-        release = client.fetch_release(limit_s=limit_s)
-    except SlurmError as error:
-        return f"pyslurm does not import: {error}"
-    try:
-        version = client.fetch_cluster_by_child(limit_s=max(0.0, until - time.monotonic())).version
-    except SlurmError as error:
-        return f"the cluster's release is not known to pyslurm {release}: {error}"
-    if _release_of(release) != _release_of(version):
-        return f"pyslurm {release} is not of the cluster's release ({version})"
-    return None
+_FITS = "pyslurm is of the cluster's release"
+
+
+def _say_misfit(release: str, version: str) -> str:
+    return f"pyslurm {release} is not of the cluster's release ({version})"
 
 
 def _release_of(version: str) -> tuple[str, ...]:
@@ -146,6 +151,7 @@ class PyslurmClient:
         # By question: a library that trips over one job must not be thought well because it can read the nodes.
         self._failures: dict[str, int] = {}
         self._cli_until: dict[str, float] = {}  # monotonic
+        self._release_to_meet = ""  # pyslurm's, while that of the cluster is not known to be another
 
     def fetch_release(self, *, limit_s: float) -> str:
         """The version of pyslurm; SlurmUnavailable when it can't be imported."""
@@ -155,8 +161,15 @@ class PyslurmClient:
         """As `fetch_cluster`, within `limit_s` and without the command line."""
         return parse_cluster_row(self._ask("cluster", limit_s))
 
+    def await_release(self, release: str) -> None:
+        """Ask `cli` until `fetch_cluster` has shown that the cluster is of pyslurm's `release`; for ever when not."""
+        self._release_to_meet = release
+        self.close()
+
     def fetch_cluster(self) -> ClusterFacts:
         """Name, version, partitions and time-outs; two calls of the library."""
+        if self._release_to_meet:
+            return self._meet_release(self._cli.fetch_cluster())
         return self._read("cluster", parse_cluster_row, self._cli.fetch_cluster)
 
     def fetch_jobs(self) -> JobListing:
@@ -179,8 +192,8 @@ class PyslurmClient:
     def cancel(self, job_id: int, identity: Identity | None = None) -> None:
         self._cli.cancel(job_id, identity)
 
-    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
-        self._cli.claim(job_id, token, identity)
+    def claim(self, job_id: int, token: str, identity: Identity | None = None, *, may_requeue: bool = False) -> None:
+        self._cli.claim(job_id, token, identity, may_requeue=may_requeue)
 
     def describe_job(self, job_id: int) -> JobDescription:
         return self._cli.describe_job(job_id)
@@ -199,7 +212,16 @@ class PyslurmClient:
         with self._lock:
             self._drop_child()
 
+    def _meet_release(self, facts: ClusterFacts) -> ClusterFacts:
+        release = self._release_to_meet
+        if _release_of(release) == _release_of(facts.version):
+            self._release_to_meet = ""
+            self._on_notice(f"jobs and nodes by pyslurm from now on: {_FITS}")
+        return facts
+
     def _read(self, question: str, parse: Callable[[Any], T], by_cli: Callable[[], T]) -> T:
+        if self._release_to_meet:
+            return by_cli()
         if time.monotonic() < self._cli_until.get(question, 0.0):
             return by_cli()
         try:

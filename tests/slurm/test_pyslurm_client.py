@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -262,18 +262,41 @@ def test_a_pyslurm_of_the_clusters_release_is_chosen(rig: Rig) -> None:
     [
         ({"import_ends": True}, "does not import"),
         ({"version": "25.05.0"}, r"not of the cluster's release \(25.11.1\)"),
+    ],
+    ids=["import ends the process", "other release"],
+)
+def test_otherwise_the_command_line_is_with_the_reason(rig: Rig, plan: dict[str, Any], why: str) -> None:
+    rig.plan(**plan)
+    choice = rig.choose(check_limit_s=15.0)
+    assert choice.kind == "cli"
+    assert choice.client is rig.cli
+    assert re.search(why, choice.reason)
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
         ({"refuses": "config"}, "release is not known"),
         ({"hangs": "config"}, "no answer in time"),
         ({"config": {**CONFIG, "version": None}}, "no version"),
     ],
-    ids=["import ends the process", "other release", "controller down", "controller frozen", "garbage"],
+    ids=["controller down", "controller frozen", "garbage"],
 )
-def test_otherwise_the_command_line_is_with_the_reason(rig: Rig, plan: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize("version", ["25.11.4", "24.05.1"])
+def test_a_cluster_that_does_not_answer_at_first_is_asked_by_pyslurm_once_it_has_said_a_release_that_fits(
+    rig: Rig, plan: dict[str, Any], why: str, version: str
+) -> None:
     rig.plan(**plan)
     choice = rig.choose(check_limit_s=1.5 if "hangs" in plan else 15.0)
     assert choice.kind == "cli"
-    assert choice.client is rig.cli
     assert re.search(why, choice.reason)
+    assert isinstance(choice.client, PyslurmClient)
+    with closing(choice.client) as chosen:
+        rig.plan()
+        assert chosen.fetch_jobs().jobs == ()  # the command line's
+        rig.cli.version = version
+        assert chosen.fetch_cluster().version == version
+        assert [job.job_id for job in chosen.fetch_jobs().jobs] == ([7] if version == "25.11.4" else [])
 
 
 def test_without_pyslurm_the_choice_takes_no_time_and_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
