@@ -68,8 +68,10 @@ class SlurmClient(Protocol):
         """
         ...
 
-    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+    def claim(self, job_id: int, token: str, identity: Identity | None = None, *, may_requeue: bool = False) -> None:
         """Put a token on a job that is there, and keep Slurm from requeueing it. The caller reads it back.
+
+        `may_requeue`: leave that as it is, for a job whose own script has it requeued.
 
         `identity`: its owner, in whose name it is done; None: the service's own account. SlurmRefused: no such job
         any more, or no right to it.
@@ -222,9 +224,9 @@ class CliClient:
         """End a job at once (see `slurm.commands.scancel_argv` for what its processes get)."""
         self._change(commands.scancel_argv(job_id), identity=identity)
 
-    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
-        """Put a token on a job and keep Slurm from requeueing it, as its owner."""
-        self._change(commands.claim_argv(job_id, token), identity=identity)
+    def claim(self, job_id: int, token: str, identity: Identity | None = None, *, may_requeue: bool = False) -> None:
+        """Put a token on a job and keep Slurm from requeueing it (unless it may), as its owner."""
+        self._change(commands.claim_argv(job_id, token, may_requeue=may_requeue), identity=identity)
 
     def describe_job(self, job_id: int) -> JobDescription:
         """All that the controller says of one job; SlurmRefused when it does not know it (any more).

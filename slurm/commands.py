@@ -263,8 +263,8 @@ def scancel_argv(job_id: int) -> Argv:
     return ("scancel", str(job_id))
 
 
-def claim_argv(job_id: int, token: str) -> Argv:
-    """Put a token on a job that is already there, and keep Slurm from requeueing it.
+def claim_argv(job_id: int, token: str, *, may_requeue: bool = False) -> Argv:
+    """Put a token on a job that is already there, and keep Slurm from requeueing it, unless it may.
 
     Its owner may do both. The whole comment is replaced: the caller has looked whether there was one.
 
@@ -272,7 +272,8 @@ def claim_argv(job_id: int, token: str) -> Argv:
         SlurmRefused: a token that can't stand in a comment.
     """
     _check_token(token)
-    return ("scontrol", "update", f"JobId={job_id}", f"Comment={token}", "Requeue=0")
+    requeue = () if may_requeue else ("Requeue=0",)
+    return ("scontrol", "update", f"JobId={job_id}", f"Comment={token}", *requeue)
 
 
 def show_job_argv(job_id: int) -> Argv:
@@ -284,6 +285,11 @@ def submit_line_argv(job_id: int, mark: str) -> Argv:
     """Owner, name and submit line of one job in accounting, of the newest job with that id."""
     delimiter = f"--delimiter={sacct_delimiter(mark)}"
     return ("sacct", "-n", "-X", "-p", delimiter, "-j", str(job_id), "-o", "User,JobName,SubmitLine")
+
+
+def admin_level_argv(user: str) -> Argv:
+    """What accounting lets a user do, e.g. "Administrator"; empty where it does not know them."""
+    return ("sacctmgr", "-n", "-P", "show", "user", f"name={user}", "format=AdminLevel")
 
 
 def write_script_argv(job_id: int) -> Argv:

@@ -19,6 +19,7 @@ import structlog
 
 from slurm.client import SlurmClient
 from slurm.errors import SlurmError, SlurmRefused, SlurmUnavailable
+from slurm.sbatch_options import REQUEUE
 from slurm.submission import render_batch_script, render_warning
 from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
@@ -417,7 +418,8 @@ class Executor:
             return Outcome(state=IntentState.WITHDRAWN, text="the job is over")
         self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
         self._mark(intent)
-        self._client.claim(intent.job_id, attempt.token, self._identity(run))
+        may_requeue = run.script is not None and REQUEUE in run.script.options
+        self._client.claim(intent.job_id, attempt.token, self._identity(run), may_requeue=may_requeue)
         return Outcome(state=IntentState.DONE, text=f"job {intent.job_id} carries our token")
 
     def _cancel(self, intent: Intent, run: Run | None, world: World) -> Outcome:

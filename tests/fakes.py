@@ -284,7 +284,7 @@ class FakeSlurm:
             if is_done and job is not None and not job.is_over:
                 self._end(job, JobState.CANCELLED, 0, 15 if job.record.start_at else 0)
 
-    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
+    def claim(self, job_id: int, token: str, identity: Identity | None = None, *, may_requeue: bool = False) -> None:
         claim_argv(job_id, token)
         with self._change("claim") as is_done:
             job = self._find(job_id)
@@ -293,7 +293,7 @@ class FakeSlurm:
             if job.is_over:
                 raise SlurmRefused("Job has already finished")
             if is_done:
-                job.record, job.is_requeue = replace(job.record, comment=token), False
+                job.record, job.is_requeue = replace(job.record, comment=token), job.is_requeue and may_requeue
 
     def describe_job(self, job_id: int) -> JobDescription:
         self._call("describe_job")

@@ -217,6 +217,33 @@ def test_without_a_daemon_nothing_is_submitted_and_nothing_is_left(open_stage: O
     ann.stage.wait("removal of what no run needs", lambda: not orphan.exists())
 
 
+# Out of time it has Slurm requeue its job and ends with 0, as many do: refused, it would look finished.
+REQUEUING = """\
+#!/bin/bash
+#SBATCH --output=logs/%x-%j.out
+trap 'scontrol requeue $SLURM_JOB_ID; exit 0' USR1
+echo "count=${SLURM_RESTART_COUNT:-0}"
+[ -n "$SLURM_RESTART_COUNT" ] && exit 0
+while true; do sleep 0.1; done
+"""
+
+
+def test_a_script_that_has_itself_requeued_goes_on_as_a_new_job(ann: Person) -> None:
+    """One that was handed in, and one whose job was adopted."""
+    (ann.home / "own.sh").write_text(REQUEUING)
+    assert "scontrol requeue" in ann.call("sbatch", "--job-name=handed", "own.sh").stderr
+    assert ann.plain_sbatch("--job-name=adopted", "own.sh").returncode == 0
+    logs = [ann.home / f"logs/{name}.out" for name in ("handed-1", "adopted-2")]
+    ann.stage.wait("both", lambda: all(log.exists() and log.read_text() for log in logs))
+    assert ann.call("adopt", "2").returncode == 0
+    ann.stage.wait("our token", lambda: all(job.comment.startswith("sup:") for job in ann.stage.jobs()))
+    assert ann.stage.sandbox.run("scancel", "--batch", "--signal=USR1", "1", "2").returncode == 0
+    for run in ("handed", "adopted"):
+        ann.stage.await_state("finished", run)
+        assert [a.end for a in ann.stage.attempts(run)] == [AttemptEnd.SAVED, AttemptEnd.FINISHED]
+        assert (ann.home / f"logs/{run}-{ann.stage.attempt(2, run).job_id}.out").read_text() == "count=1\n"
+
+
 # Saves as transformers does: the folder, its state last. Begins behind the step that it is told.
 SAVING = """\
 #!/bin/bash

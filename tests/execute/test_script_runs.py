@@ -161,6 +161,30 @@ def test_an_adopted_job_gets_our_token_and_a_run_directory(bench: Bench) -> None
     assert (bench.run.spec.run_dir / "attempts/1").is_dir()
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_claimed_job_may_be_requeued_where_its_script_asks_slurm_for_it(bench: Bench, asks: bool) -> None:
+    text = TEXT + ("scontrol requeue $SLURM_JOB_ID\n" if asks else "")
+    made = read_script(Handed(text=text, path="t.sh", words=("t.sh",), environment={}, cwd=str(bench.folder)))
+    run = replace(bench.run, spec=replace(bench.run.spec, name="other"), script=made.script)
+    bench.store.add_run(run, bench.clock.now())
+    theirs = SubmitRequest(script=Path("/x.sh"), token="mine", job_name="t.sh", nodes=1, output=None)
+    job_id = bench.slurm.add_job(theirs, user="ann")
+    attempt = Attempt(
+        run="other",
+        number=1,
+        token="sup:other:1",
+        nodes_wanted=1,
+        state=AttemptState.SUBMITTED,
+        job_id=job_id,
+        planned_at=bench.clock.now(),
+    )
+    claim = Intent(kind=IntentKind.CLAIM, key="claim:2", reason="adopted", run="other", attempt=1, job_id=job_id)
+    bench.mean(claim, attempt)
+    bench.settle()
+    described = bench.slurm.describe_job(job_id)
+    assert (described.comment, described.is_requeue) == ("sup:other:1", asks)
+
+
 def test_a_job_that_is_over_is_not_claimed(bench: Bench) -> None:
     over = Attempt(run="train", number=1, token="t", nodes_wanted=1, planned_at=bench.clock.now())
     claim = Intent(kind=IntentKind.CLAIM, key="claim:1", reason="adopted", run="train", attempt=1, job_id=1)

@@ -94,8 +94,8 @@ class MortalClient:
     def cancel(self, job_id: int, identity: Identity | None = None) -> None:
         self._act("cancel", job_id, identity)
 
-    def claim(self, job_id: int, token: str, identity: Identity | None = None) -> None:
-        self._act("claim", job_id, token, identity)
+    def claim(self, job_id: int, token: str, identity: Identity | None = None, *, may_requeue: bool = False) -> None:
+        self._act("claim", job_id, token, identity, may_requeue=may_requeue)
 
     def describe_job(self, job_id: int) -> JobDescription:
         return self._slurm.describe_job(job_id)
@@ -109,8 +109,8 @@ class MortalClient:
     def undrain(self, node: str) -> None:
         self._act("undrain", node)
 
-    def _act(self, verb: str, *arguments: Any) -> Any:
+    def _act(self, verb: str, *arguments: Any, **options: Any) -> Any:
         self._fate.touch(f"before {verb}")
-        answer = getattr(self._slurm, verb)(*arguments)
+        answer = getattr(self._slurm, verb)(*arguments, **options)
         self._fate.touch(f"after {verb}")
         return answer

@@ -126,6 +126,7 @@ def test_what_no_command_line_can_hold_is_refused(wrong: dict[str, Any]) -> None
 def test_a_claim_names_the_token_and_forbids_requeueing() -> None:
     argv = commands.claim_argv(7, "sup:a:1")
     assert argv == ("scontrol", "update", "JobId=7", "Comment=sup:a:1", "Requeue=0")
+    assert "Requeue=0" not in commands.claim_argv(7, "sup:a:1", may_requeue=True)
     with pytest.raises(SlurmRefused):
         commands.claim_argv(7, "a Requeue=1")
 
