@@ -1,4 +1,4 @@
-"""How a batch script goes on by itself: `scontrol requeue` of its own job, `sbatch` of itself. Pure.
+"""What a batch script does about itself: `scontrol requeue` of its job, `sbatch` of itself, where it lies. Pure.
 
 Two owners of retries end in two trainings, or in none: a script whose `scontrol requeue` is refused and that then ends
 with 0 looks finished. So it is looked for, and told. A text is searched, no shell is understood: a call that stands in
@@ -15,6 +15,7 @@ _REQUEUE = re.compile(r"""\bscontrol[\s"',]+(?:-\w+[\s"',]+){0,3}requeue""")
 _SUBMISSION = re.compile(r"(?<![\w./$-])sbatch\s([^;|&]{0,300})")
 _ITSELF = re.compile(r"\$\{?(?:0|BASH_SOURCE)\b")
 _JOB_ID = re.compile(r"\$\{?SLURM_JOB_?ID\b")
+_COMMAND = re.compile(r"\bCommand\b")
 _KEPT = re.compile(r"ckpt|checkpoint|save|resume", re.IGNORECASE)
 
 
@@ -41,6 +42,11 @@ def find_path_by_job_id(text: str) -> int | None:
             if _JOB_ID.search(word) and _KEPT.search(f"{before} {word}"):
                 return number
     return None
+
+
+def find_own_path(text: str) -> int | None:
+    """The line in which a script asks Slurm for its own path: it gets that of the copy that sbatch was given."""
+    return next((number for number, line in _lines(text) if "scontrol" in line and _COMMAND.search(line)), None)
 
 
 def _starts(pattern: re.Pattern[str], line: str) -> Iterator[int]:

@@ -238,6 +238,12 @@ def _notes(wanted: Effective, text: str, *, may_requeue: bool) -> list[str]:
             f"line {line} of the script names its checkpoints by SLURM_JOB_ID, which is another one in each "
             "submission: name them by ${SUPERVISOR_RUN:-$SLURM_JOB_ID}"
         )
+    line = own_restarts.find_own_path(text)
+    if line is not None:
+        notes.append(
+            f"line {line} of the script asks Slurm where the script lies: Command= names a copy that is gone by then; "
+            "SLURM_SUBMIT_DIR is where it was handed in"
+        )
     return notes
 
 

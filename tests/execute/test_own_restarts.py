@@ -80,6 +80,12 @@ def test_a_script_that_hands_itself_in_or_saves_by_job_number_is_told_the_line()
     assert [note.partition(" of the script")[0] for note in script.notes] == ["line 4", "line 2"]
 
 
+def test_a_script_that_asks_slurm_where_it_lies_is_told_that_it_gets_a_copy() -> None:
+    text = "#!/bin/bash\nhere=$(scontrol show job $SLURM_JOB_ID | awk -F= '/Command=/{print $2}')\n"
+    assert "line 2 of the script asks Slurm where the script lies" in read(text=text).notes[0]
+    assert read(text="#!/bin/bash\nscontrol show job $SLURM_JOB_ID\n").notes == ()
+
+
 def test_later_submissions_count_as_slurm_counts_requeues() -> None:
     script = read(environment={"PATH": "/bin", "SLURM_RESTART_COUNT": "7"})
     assert "SLURM_RESTART_COUNT" not in submission(script).environment
