@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -76,9 +77,9 @@ class Service:
     b: Person
     admin_gid: int
 
-    def end(self) -> None:
-        """End the daemon; one that was only starting leaves its socket."""
-        self.stage.end_daemon()
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End the daemon; one that was only starting, or is killed, leaves its socket."""
+        self.stage.end_daemon(number)
         (self.stage.directory / "control.sock").unlink(missing_ok=True)
 
     def restart(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,10 @@ def test_a_run_that_an_admin_did_not_make_is_not_handed_another_script(service: 
     assert a.run("scancel", job_id).returncode == 0
 
 
-def test_the_ledger_is_read_without_a_daemon_too(service: Service) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_ledger_is_read_without_a_daemon_too(service: Service, number: signal.Signals) -> None:
     stage, b = service.stage, service.b
-    service.end()
+    service.end(number)
     try:
         seen = b.supervisor("status")
         assert (seen.returncode, seen.stderr) == (0, ""), seen
