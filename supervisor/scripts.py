@@ -166,7 +166,7 @@ def read_script(handed: Handed) -> Script:
         script=_make_script(handed, wanted, spec, export, may_requeue=may_requeue),
         environment=environment,
         has_name="name" in settings,
-        notes=tuple(_notes(wanted, text, may_requeue=may_requeue)),
+        notes=tuple(_notes(wanted, text, spec, may_requeue=may_requeue)),
     )
 
 
@@ -211,13 +211,13 @@ def _can_expand(hosts: str) -> bool:
         return False
 
 
-def _notes(wanted: Effective, text: str, *, may_requeue: bool) -> list[str]:
+def _notes(wanted: Effective, text: str, spec: RunSpec, *, may_requeue: bool) -> list[str]:
     """What is otherwise than the person asked for."""
     notes = []
     if may_requeue:
         notes.append(
             "where scontrol requeue is called, the job is ended and submitted again, as a new job with "
-            "SLURM_RESTART_COUNT counted up"
+            f"SLURM_RESTART_COUNT counted up{_say_bound(spec)}"
         )
     elif wanted.is_requeue_wanted:
         notes.append("--requeue is not passed on: the supervisor resubmits, Slurm does not requeue")
@@ -245,6 +245,16 @@ def _notes(wanted: Effective, text: str, *, may_requeue: bool) -> list[str]:
             "SLURM_SUBMIT_DIR is where it was handed in"
         )
     return notes
+
+
+def _say_bound(spec: RunSpec) -> str:
+    """How often a training may go on that nobody sees get further."""
+    if spec.checkpoint.directory is not None or spec.progress.pattern:
+        return ""
+    return (
+        f"; after {spec.restart.max_without_progress} times the run is held, unless --supervise-checkpoint-dir or "
+        "--supervise-progress-pattern shows that it gets further"
+    )
 
 
 # ---------------------------------------------------------------- a job that is there already

@@ -66,6 +66,8 @@ def test_a_script_that_has_itself_requeued_may_be_and_no_other() -> None:
     """Refused, `scontrol requeue` would let it end with 0, and the run look finished."""
     script = read(text=REQUEUE)
     assert "scontrol requeue" in script.notes[0]
+    assert "after 3 times the run is held" in script.notes[0]
+    assert "held" not in read("--supervise-checkpoint-dir=out", "train.sh", text=REQUEUE).notes[0]
     argv = sbatch_argv(submission(script))
     assert ("--requeue" in argv, "--no-requeue" in argv) == (True, False)
     script = read(text="#!/bin/bash\n#SUPERVISE --may-requeue\npython train.py\n")
