@@ -243,7 +243,7 @@ class AttemptEnd(StrEnum):
     FINISHED = "finished"
     SAVED = "saved"  # exit 75: saved and wants to be resubmitted
     NODE_SILENT = "node_silent"  # a node stopped answering
-    NODE_FAILED = "node_failed"  # Slurm turned a node down
+    NODE_FAILED = "node_failed"  # Slurm turned a node down, or the log shows that its hardware failed
     NODE_CHECK = "node_check"  # a node failed its start checks
     STALLED = "stalled"  # no progress within the phase's limit
     CRASHED = "crashed"  # the training ended with an error

@@ -38,6 +38,7 @@ SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
 SECOND_LOOK_S = 10.0  # how long a job must stay absent, and its files unchanged, before it counts as gone
+FOLDER_WAIT_S = 60.0
 ACCOUNTING_LAG_S = 60.0  # how long accounting may be behind on the end of a job that the controller has forgotten
 
 
@@ -273,7 +274,20 @@ def judge_end(sight: Sight, *, is_paused: bool = False) -> Ended | None:
     """
     rows = [row for row in _END_ROWS if not (is_paused and row in _GIVING_UP)]
     ended = next((ended for row in rows if (ended := row(sight)) is not None), None)
+    if ended is not None and ended.end is not AttemptEnd.STOPPED and _awaits_folder(sight):
+        return None
     return _judge_planned_work(sight, replace(ended, nodes=_own_nodes(sight, ended.nodes))) if ended else None
+
+
+def _awaits_folder(sight: Sight) -> bool:
+    """Its launcher has ended, and the folder of its checkpoints can't be looked at just now.
+
+    Over means fenced: what it published since the last look must be seen first, though not be waited for for ever.
+    """
+    view = sight.view
+    if view is None or view.exit is None or view.exit.attempt != sight.attempt.number:
+        return False
+    return bool(view.checkpoints_unknown) and view.checkpoints_unknown_s < FOLDER_WAIT_S
 
 
 def _judge_planned_work(sight: Sight, ended: Ended) -> Ended:
@@ -408,8 +422,10 @@ def _crashed(
             evidence=(detail,),
             exit_code=exit_code,
         )
-    end = AttemptEnd.HOST_MEMORY if cause.kind == "host_memory" else AttemptEnd.CRASHED
     is_blamed = cause.blames_node and cause.node is not None
+    end = AttemptEnd.NODE_FAILED if is_blamed else AttemptEnd.CRASHED  # the nodes' budget pays for broken hardware
+    if cause.kind == "host_memory":
+        end = AttemptEnd.HOST_MEMORY
     return Ended(
         end=end,
         detail=cause.sentence,

@@ -9,6 +9,7 @@ import pytest
 
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core.attempts import Ended, Silence, judge_end
+from supervisor.core.restarts import NODE_ENDS
 from supervisor.model import AttemptEnd, AttemptState, Cause, Fresh, RunState, Stale
 from tests.core.builders import (
     NOW,
@@ -170,6 +171,26 @@ def test_without_a_launch_report_the_launchers_word_on_a_silent_node_is_not_wait
     assert end_of(judge_end(sight(view=view(exit=exit_record(77, node="n2"))))) is AttemptEnd.NODE_SILENT
 
 
+@pytest.mark.parametrize("code", [0, 1, 75, 77])
+@pytest.mark.parametrize(("unknown_s", "is_over"), [(0.0, False), (59.0, False), (60.0, True)])
+def test_an_ended_attempt_is_over_once_its_checkpoint_folder_was_looked_at_or_has_been_unreadable_for_a_minute(
+    code: int, unknown_s: float, is_over: bool
+) -> None:
+    """What it published since the last look would be fenced, and be lost to the next attempt."""
+    seen = sight(
+        attempt(),
+        job(state=JobState.COMPLETED),
+        view=view(exit=exit_record(code), checkpoints_unknown="hangs", checkpoints_unknown_s=unknown_s),
+        silent=SILENT_N2,
+    )
+    assert (judge_end(seen) is not None) is is_over
+
+
+def test_a_stop_does_not_wait_for_a_checkpoint_folder_that_cannot_be_looked_at() -> None:
+    seen = view(exit=exit_record(75), checkpoints_unknown="hangs", checkpoints_unknown_s=1)
+    assert end_of(judge_end(sight(view=seen, of=run(state=RunState.STOPPING)))) is AttemptEnd.STOPPED
+
+
 # ---------------------------------------------------------------- crashes and their causes
 
 
@@ -185,6 +206,15 @@ def test_a_node_is_named_by_a_crash_only_where_the_cause_blames_it(blames: bool,
     ended = judge_end(sight(view=view(exit=exit_record(1, node="n1")), causes={"gpt": cause}))
     assert ended is not None
     assert (ended.nodes, ended.hint, ended.detail) == (nodes, "n2", "XID 79 on n2")
+
+
+@pytest.mark.parametrize(("blames", "end"), [(True, AttemptEnd.NODE_FAILED), (False, AttemptEnd.CRASHED)])
+def test_a_crash_that_a_nodes_hardware_brought_about_is_paid_by_the_budget_of_the_nodes(
+    blames: bool, end: AttemptEnd
+) -> None:
+    cause = Cause(kind="gpu", sentence="XID 79 on n2", node="n2", blames_node=blames)
+    assert end_of(judge_end(sight(view=view(exit=exit_record(1, node="n1")), causes={"gpt": cause}))) is end
+    assert (end in NODE_ENDS) is blames
 
 
 def test_a_cause_that_a_restart_cannot_cure_is_passed_on() -> None:

@@ -60,7 +60,7 @@ def test_many_signs_of_one_fault_are_one_interruption() -> None:
     ended = view(exit=exit_record(1, node="n2"), launch=launch())
     first = plan_for(world(attempt()), snapshot(job(), view=ended, causes={"gpt": XID}))
     (found,) = interruptions_in(first)
-    assert (found.kind, found.cause, found.node) == ("crashed", XID.sentence, "n1")
+    assert (found.kind, found.cause, found.node) == ("node_failed", XID.sentence, "n1")
     known = world(attempt_in(first), interruptions=(found,))
     down = cluster(4, node("n1", NodeBase.DOWN, "DRAIN", reason="alice: XID"))
     later = plan_for(known, snapshot(job(state=JobState.NODE_FAIL), nodes=down, view=ended, causes={"gpt": XID}))
