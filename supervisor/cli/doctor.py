@@ -9,13 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 
 import click
 
-from slurm.errors import SlurmError
 from slurm.pyslurm_client import PyslurmClient, choose_client
+from supervisor.cli.doctor_slurm import look_at_slurm, look_at_submissions, make_bench
+from supervisor.cli.findings import Finding, warning
 from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_FAILED
 from supervisor.cli.nodes import slurm_client
@@ -30,36 +30,28 @@ _PACKAGES = ("slurm", "supervisor", "trainer")
 _DISTRIBUTIONS = ("slurm-supervisor", "click", "msgspec", "sqlite-utils", "structlog", "submitit", "torch", "pyslurm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that was looked at. `ok` None: told, not judged, or a warning."""
-
-    what: str
-    ok: bool | None
-    detail: str
-    is_warning: bool = False
-
-    @property
-    def word(self) -> str:
-        return "warning" if self.is_warning else {True: "ok", False: "FAILED", None: ""}[self.ok]
-
-
 @click.command()
 @json_option
 @config_option
 def doctor(*, as_json: bool, settings: Settings) -> int:
     """What is installed, what answers, and what is in the way.
 
-    Which files were imported, whether the launcher's Python can train, and whether Slurm, the ledger and the daemon
-    answer.
+    Which files were imported, whether the launcher's Python can train, whether Slurm, the ledger and the daemon answer,
+    of which release Slurm's commands are, and what this account may do there: run it as the service's. Each line says
+    what to do. Nothing is changed or tried.
 
     Exit code 1 when something that the service needs is missing; what may be as it is meant to be is a warning.
     """
     check_slurm_conf(settings)
-    findings = (*_read_installation(), *(look(settings) for look in _LOOKS))
+    kept = look_at_submissions(settings.ledger.path, uid=os.geteuid())
+    slurm = look_at_slurm(make_bench(settings))
+    findings = (*_read_installation(), *slurm, *(look(settings) for look in _LOOKS), kept)
     is_ok = all(finding.ok is not False for finding in findings)
     if as_json:
-        checks = [{"what": f.what, "ok": f.ok, "warning": f.is_warning, "detail": f.detail} for f in findings]
+        checks = [
+            {"what": f.what, "ok": f.ok, "warning": f.is_warning, "status": f.status, "detail": f.detail}
+            for f in findings
+        ]
         click.echo(render_json({"ok": is_ok, "checks": checks}))
     else:
         print_table(Table(columns=("what", "", "detail"), rows=tuple((f.what, f.word, f.detail) for f in findings)))
@@ -84,15 +76,6 @@ def _read_version(name: str) -> Finding:
         return Finding(what=name, ok=None, detail=metadata.version(name))
     except metadata.PackageNotFoundError:
         return Finding(what=name, ok=None, detail="not installed")
-
-
-def _look_at_slurm(settings: Settings) -> Finding:
-    try:
-        facts = slurm_client(settings, timeout_s=_SLURM_TIMEOUT_S).fetch_cluster()
-    except SlurmError as error:
-        return Finding(what="slurm", ok=False, detail=" ".join(str(error).split()))
-    accounting = "with accounting" if facts.has_accounting else "without accounting"
-    return Finding(what="slurm", ok=True, detail=f"{facts.version}, cluster {facts.cluster}, {accounting}")
 
 
 def _look_at_client(settings: Settings) -> Finding:
@@ -133,7 +116,7 @@ def _look_at_launcher(settings: Settings) -> Finding:
         said = asked.stderr.strip().splitlines()[-1:] or ["this project is not installed in it (pip install .)"]
         return Finding(what="launcher.python", ok=False, detail=f"{python}: {said[0]}")
     if "torch" in missing:
-        return Finding(what="launcher.python", ok=None, detail=f"{python} has no torch: {_TORCH_CURE}", is_warning=True)
+        return warning("launcher.python", f"{python} has no torch: {_TORCH_CURE}")
     return Finding(what="launcher.python", ok=True, detail=f"{python}, with torch")
 
 
@@ -162,7 +145,6 @@ def _look_at_daemon(settings: Settings) -> Finding:
 
 
 _LOOKS: tuple[Callable[[Settings], Finding], ...] = (
-    _look_at_slurm,
     _look_at_client,
     _look_at_launcher,
     _look_at_ledger,

@@ -22,7 +22,7 @@ from slurm.run_tool import Completed
 from slurm.types import SubmitRequest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = {"squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel"}
+TOOLS = {"squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel", "sacctmgr"}
 REQUEST = SubmitRequest(
     script=Path("/runs/a/batch.sh"), token="sup:a:1", job_name="a", nodes=2, output=Path("/runs/a/job.log")
 )
@@ -35,6 +35,7 @@ VALUES: dict[str, Any] = {
     "token": "sup:a:1",
     "node": "n1",
     "reason": "supervisor: n1 is silent",
+    "user": "ann",
 }
 # What a daemon may have been started with: formats, filters and zones that change what tools print, and secrets.
 PARENT = {
