@@ -666,9 +666,10 @@ def _judge_silent_log(sight: Sight, since_suspension_s: float) -> str | None:
     waited_s = min(waited_s, since_suspension_s)
     if limit is None or waited_s <= limit:
         return None
+    option = "progress.start_max_s" if sight.run.script is None else "--supervise-stall-s"
     return (
-        f"no progress file, and nothing new in the log for {waited_s:.0f} s "
-        f"(limit progress.start_max_s = {limit:.0f} s; 0 turns it off)"
+        f"no steps are told, and nothing new in the log for {waited_s:.0f} s "
+        f"(limit {option} = {limit:.0f} s; 0 turns it off)"
     )
 
 

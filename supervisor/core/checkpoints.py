@@ -172,7 +172,7 @@ def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, si
     if read_back:
         return ResumePoint(read_back=tuple(read_back), why="not verified yet")
     if usable and spec.resume_from_complete:
-        return ResumePoint(checkpoint=usable[0], why="newest complete; none is verified, and the run file allows it")
+        return ResumePoint(checkpoint=usable[0], why="newest complete; none is verified, and it was allowed")
     if counted:
         return ResumePoint(is_lost=True, why=f"none of {len(counted)} known checkpoints can be used")
     return ResumePoint(why="no checkpoint yet")

@@ -63,7 +63,7 @@ def choose(names: Sequence[str]) -> tuple[Layout, str]:
     if len(there) == 1:
         return layout, ""
     listed = ", ".join(f"{name} {count}" for name, count in there.items())
-    return layout, f"several layouts lie here ({listed}): {best} is taken; name it in the run file"
+    return layout, f"several layouts lie here ({listed}): {best} is taken; name the layout"
 
 
 def pattern_of(layout: str) -> str:
