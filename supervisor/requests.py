@@ -66,7 +66,11 @@ class RequestLedger(Protocol):
         ...
 
     def load_attempts(self, run: str) -> tuple[Attempt, ...]:
-        """All attempts of a run, ascending."""
+        """The attempts of a run, ascending."""
+        ...
+
+    def load_aside(self, run: str) -> tuple[Attempt, ...]:
+        """Those that are or were queued ahead and never trained."""
         ...
 
     def load_intents(self, state: IntentState | None = None) -> tuple[Intent, ...]:
@@ -182,7 +186,8 @@ def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rig
     runs = ledger.load_runs() if request.verb in _NAMES_RUNS else ()
     attempts = ledger.load_attempts(name) if asks_job and name else ()
     if request.verb in _NAMES_RUNS:
-        attempts = tuple(a for run in runs if run.state not in _ENDED for a in ledger.load_attempts(run.name))
+        names = [run.name for run in runs if run.state not in _ENDED]
+        attempts = tuple(a for name in names for a in (*ledger.load_attempts(name), *ledger.load_aside(name)))
     return Asked(
         request=request,
         name=name,

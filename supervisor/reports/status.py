@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +31,7 @@ class RunStatus:
     ettr: float | None
     reason: str = ""  # why it is in this state, in a sentence
     next_start_at: datetime | None = None  # the end of a back-off
+    ahead: Attempt | None = None  # queued behind the running one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,10 @@ def read_status(store: Store, liveness: Liveness, now: datetime, *, name: str | 
 def _read_run(store: Store, run: Run, now: datetime) -> RunStatus:
     attempts = store.load_attempts(run.name)
     interruptions = store.load_interruptions(run.name)
-    return judge_run(run, attempts, store.load_checkpoints(run.name), interruptions, now)
+    status = judge_run(run, attempts, store.load_checkpoints(run.name), interruptions, now)
+    if run.spec.restart.queue_ahead_s <= 0:
+        return status
+    return replace(status, ahead=next((a for a in store.load_aside(run.name) if not a.is_over), None))
 
 
 def judge_run(
@@ -202,6 +206,7 @@ def _run_as_json(status: RunStatus) -> dict[str, Any]:
         "paused": run.is_paused,
         "attempt": last.number if last else None,
         "job_id": last.job_id if last else None,
+        "next_job_id": status.ahead.job_id if status.ahead else None,  # queued behind it
         "nodes": list(last.nodes) if last else [],
         "phase": last.phase or None if last else None,
         "step": status.step,

@@ -38,6 +38,9 @@ class Ledger:
     def load_runs(self) -> tuple[Run, ...]:
         return tuple(self.runs.values())
 
+    def load_aside(self, run: str) -> tuple[Attempt, ...]:
+        return ()
+
     def load_attempts(self, run: str) -> tuple[Attempt, ...]:
         return ()
 

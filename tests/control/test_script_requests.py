@@ -53,6 +53,9 @@ class Ledger:
     def load_runs(self) -> tuple[Run, ...]:
         return tuple(self.runs.values())
 
+    def load_aside(self, run: str) -> tuple[Attempt, ...]:
+        return ()
+
     def load_attempts(self, run: str) -> tuple[Attempt, ...]:
         return tuple(a for a in self.attempts if a.run == run)
 

@@ -35,6 +35,7 @@ from tests.core.builders import (
     over,
     plan_for,
     run,
+    run_in,
     snapshot,
     spec,
     submit_intent,
@@ -104,6 +105,18 @@ def test_its_turn_comes_when_the_attempt_before_it_is_over_and_it_resumes_from_t
     assert (after.state, after.resume_step) == (AttemptState.SUBMITTED, 200)
     assert after.resume_path
     assert [i.attempt for i in intents_of(plan, IntentKind.PROMOTE)] == [2]
+    assert intents_of(plan, IntentKind.SUBMIT) == ()
+
+
+def test_a_reason_to_wait_is_gone_once_its_turn_has_come() -> None:
+    waited = replace(AHEAD_RUN, reason="waiting: checkpoint step 200 is read back before the restart")
+    after = run_in(plan_for(scene(ended(), queued(), of=waited), snapshot(behind())))
+    assert after is not None
+    assert after.reason == ""
+
+
+def test_nothing_is_queued_ahead_while_too_few_nodes_are_healthy() -> None:
+    plan = plan_for(scene(attempt()), snapshot(job(limit_at=NEAR), nodes=cluster(1)))
     assert intents_of(plan, IntentKind.SUBMIT) == ()
 
 

@@ -104,7 +104,7 @@ def test_a_preemption_that_sends_our_signal_leaves_time_to_save(open_stage: Open
     assert stage.await_step(2).resume_step == first.last_step
 
 
-@pytest.mark.parametrize(("mode", "grace_s"), [("CANCEL", 0), ("CANCEL", 30), ("REQUEUE", 0)])
+@pytest.mark.parametrize(("mode", "grace_s"), [("CANCEL", 30), ("REQUEUE", 0)])
 def test_any_other_preemption_costs_no_restart_and_drains_nobody(
     open_stage: OpenStage, mode: str, grace_s: int
 ) -> None:
@@ -165,7 +165,8 @@ def test_a_suspended_job_is_no_stall_and_goes_on_when_it_is_resumed(stage: Stage
     told = stage.run().spec.paths.progress(1)
     stage.wait("silence for longer than a stall may last", lambda: time.time() - told.stat().st_mtime > 2)
     ask(stage, "scontrol", "resume", str(job_id))
-    stage.wait("some more steps", lambda: (stage.attempt(1).last_step or 0) > 20)
+    resumed_at = time.time()
+    stage.wait("steps for longer than a stall may last", lambda: told.stat().st_mtime > resumed_at + 1.5)
     assert stage.live_attempts() == [1]
     assert stage.interruptions() == ()
 
@@ -194,6 +195,7 @@ def ask_to_save(stage: Stage) -> None:
 def test_the_next_job_waits_behind_the_running_one_and_trains_within_seconds_of_its_end(stage: Stage) -> None:
     behind = submit_with_successor(stage)
     assert stage.live_attempts() == [1]
+    stage.wait("its number in the report", lambda: stage.status()["runs"][0]["next_job_id"] == behind)
     ask_to_save(stage)
     second = stage.await_step(2)
     first = stage.attempt(1)
