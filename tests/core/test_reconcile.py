@@ -697,3 +697,16 @@ def test_a_run_that_is_held_already_is_not_held_again() -> None:
     plan = plan_for(world(attempt(), of=run(state=RunState.HELD, reason="by a person")), seen)
     assert attempt_in(plan).end is AttemptEnd.DO_NOT_RESTART
     assert run_in(plan) is None
+
+
+def test_files_of_a_run_that_cannot_be_used_are_its_reason_until_they_can_and_hide_no_other_reason() -> None:
+    odd = view(unreadable=("progress/a1.json: no JSON", "attempts/1/launch.json: too large"))
+    seen = run_in(plan_for(world(attempt()), snapshot(job(), view=odd)))
+    assert seen is not None
+    assert seen.reason == "files of the run can't be used: progress/a1.json: no JSON (and 1 more)"
+    assert run_in(plan_for(world(attempt(), of=seen), snapshot(job(), view=odd))) is None  # said once
+    mended = run_in(plan_for(world(attempt(), of=seen), snapshot(job(), view=view())))
+    assert mended is not None
+    assert mended.reason == ""
+    waiting = run(reason="waiting: for a person")
+    assert run_in(plan_for(world(attempt(), of=waiting), snapshot(job(), view=odd))) is None

@@ -32,6 +32,7 @@ from supervisor.model import (
 
 _CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
 _UNREADABLE = "the run directory can't be read"
+_ODD_FILES = "files of the run can't be used"
 _UNREADABLE_TELL_S = 180.0
 _STRAY_TELL_S = 60.0  # a controller that has lost its state ends the jobs of a node as the node registers
 _OWN_END_S = 10.0  # a job whose launcher has said how it ended gets this long to end by itself
@@ -46,6 +47,7 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         _judge_planned(draft, run, attempt)
         return
     _tell_unreadable(draft, run)
+    _show_odd_files(draft, run)
     sight = attempt_rules.find_sight(run, attempt, draft.snapshot, draft.now)
     attempt = attempt_rules.fold_attempt(sight)
     sight = replace(sight, attempt=attempt)
@@ -93,6 +95,18 @@ def _tell_unreadable(draft: Draft, run: Run) -> None:
         draft.put(replace(known, reason=text), text)
     elif not isinstance(view, Stale) and known.reason.startswith(_UNREADABLE):
         draft.put(replace(known, reason=""), "the run directory can be read again")
+
+
+def _show_odd_files(draft: Draft, run: Run) -> None:
+    """Files that are not what the contract says count as unknown; which ones is the run's reason while it has none."""
+    view, known = draft.snapshot.runs.get(run.name), draft.runs[run.name]
+    if not isinstance(view, Fresh):
+        return
+    lines = view.value.unreadable
+    more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+    text = f"{_ODD_FILES}: {lines[0]}{more}" if lines else ""
+    if known.reason != text and (not known.reason or known.reason.startswith(_ODD_FILES)):
+        draft.put(replace(known, reason=text), text or "every file of the run can be read")
 
 
 def _gives_nothing_up(draft: Draft, run: Run) -> bool:
