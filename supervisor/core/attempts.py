@@ -528,6 +528,9 @@ def _requeued_by_slurm(sight: Sight) -> Ended | None:
     if _asks_for_requeue(sight.run) and not nodes and not is_launch_failure(job.reason):
         detail = f"job {job.job_id} was requeued, as its script asks Slurm for: it goes on as a new job"
         return Ended(end=AttemptEnd.SAVED, detail=detail, evidence=(detail,))
+    if sight.attempt.started_at is not None and not nodes and not is_launch_failure(job.reason):
+        detail = f"job {job.job_id} was requeued by an administrator or a preemption ({job.raw_state})"
+        return Ended(end=AttemptEnd.PREEMPTED, detail=detail, evidence=(detail,))
     detail = f"Slurm requeued job {job.job_id} by itself ({job.raw_state} {job.reason}".rstrip() + ")"
     return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
 

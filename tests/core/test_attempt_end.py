@@ -421,6 +421,12 @@ def test_an_exit_record_without_a_word_still_says_its_code() -> None:
     assert ended.detail == "exit code 1"
 
 
+def test_a_job_that_ran_and_was_requeued_with_all_its_nodes_well_is_nobodys_failure() -> None:
+    """RR-05: what an operator or a preemption does costs no restart."""
+    requeued = job(state=JobState.PENDING, nodes=(), flags=frozenset({JobFlag.REQUEUED}), restarts=1)
+    assert end_of(judge_end(sight(attempt(), requeued, view=view()))) is AttemptEnd.PREEMPTED
+
+
 STEP_TERMINATED = replace(exit_record(143), is_step_terminated=True)
 
 

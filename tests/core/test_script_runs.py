@@ -224,7 +224,7 @@ def test_a_job_that_was_requeued_before_it_was_adopted_goes_on() -> None:
     again = replace(requeued, submit_at=ago(5), state=JobState.PENDING, flags=frozenset({JobFlag.REQUEUED}))
     ended = judge_end(seen(adopted, replace(again, comment=adopted.token), view=view(log=log())))
     assert ended is not None
-    assert ended.end is AttemptEnd.NODE_FAILED
+    assert ended.end is AttemptEnd.PREEMPTED
 
 
 def test_a_second_job_of_an_attempt_is_known_by_the_jobs_name() -> None:
@@ -247,7 +247,7 @@ ASKING = replace(OF, script=replace(SCRIPT, options=("--requeue",)))
 AGAIN = job(name="train", state=JobState.PENDING, restarts=1)
 
 
-@pytest.mark.parametrize(("of", "end"), [(ASKING, AttemptEnd.SAVED), (OF, AttemptEnd.NODE_FAILED)])
+@pytest.mark.parametrize(("of", "end"), [(ASKING, AttemptEnd.SAVED), (OF, AttemptEnd.PREEMPTED)])
 def test_a_script_that_has_itself_requeued_has_saved_and_goes_on_at_once(of: Run, end: AttemptEnd) -> None:
     ended = judge_end(sight(attempt(), AGAIN, of=of))
     assert ended is not None

@@ -136,7 +136,8 @@ def test_a_job_that_an_admin_requeues_is_ended_and_the_run_goes_on_in_one_of_our
     ask(stage, "scontrol", "update", f"JobId={job_id}", "Requeue=1")
     ask(stage, "scontrol", "requeue", str(job_id))
     first = await_end(stage)
-    assert "requeued" in first.end_detail
+    assert first.end is AttemptEnd.PREEMPTED
+    assert "requeued by an administrator" in first.end_detail
     second = stage.await_step(2)
     states = {job.job_id: job.is_ended for job in stage.jobs()}
     assert states == {job_id: True, second.job_id: False}
