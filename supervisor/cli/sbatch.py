@@ -201,12 +201,17 @@ def request_of(verb: str, handed: Handed) -> dict[str, Any]:
     return {
         "verb": verb,
         "script": handed.text,
-        "path": handed.path,
-        "argv": list(handed.words),
-        "environment": dict(handed.environment),
-        "cwd": handed.cwd,
+        "path": as_utf8(handed.path),
+        "argv": [as_utf8(word) for word in handed.words],
+        "environment": {as_utf8(name): as_utf8(value) for name, value in handed.environment.items()},
+        "cwd": as_utf8(handed.cwd),
         **describe_shell(handed.inherited),
     }
+
+
+def as_utf8(text: str, encoding: str = sys.getfilesystemencoding()) -> str:
+    """A word, a name or a value of the shell as the daemon, which speaks UTF-8, would read its bytes."""
+    return text.encode(encoding, "surrogateescape").decode("utf-8", "surrogateescape")
 
 
 def describe_shell(shell: Inherited) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from slurm.types import JobDescription, JobState
 from supervisor.accounts import user_name
 from supervisor.cli.adopt import choose_arguments
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError, main
-from supervisor.cli.sbatch import look_around, read_handed_in, request_of, submit
+from supervisor.cli.sbatch import as_utf8, look_around, read_handed_in, request_of, submit
 from supervisor.config import load_settings
 from supervisor.model import RunState
 from supervisor.scripts import read_script
@@ -132,6 +132,13 @@ def test_what_sbatch_does_not_say_of_the_surroundings_is_said(home: Path) -> Non
     folder, outer = look_around(missing, {"SUPERVISOR_RUN": "llama", "SLURM_JOB_ID": "12"})
     assert folder.startswith(f"{home}/nowhere: no such folder here")
     assert "inside a job of run llama" in outer
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "iso8859-1", "ascii"])
+@pytest.mark.parametrize("data", ["träin".encode(), b"caf\xe9"])
+def test_what_is_handed_in_keeps_its_bytes_in_every_locale(encoding: str, data: bytes) -> None:
+    text = as_utf8(data.decode(encoding, "surrogateescape"), encoding)
+    assert text == data.decode("utf-8", "surrogateescape")
 
 
 def test_a_working_directory_that_is_gone_is_refused_as_by_sbatch(service: Service, home: Path) -> None:
