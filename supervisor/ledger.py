@@ -36,6 +36,7 @@ _NETWORK_TYPES = frozenset(
     | {"ocfs2", "orangefs", "panfs", "pvfs2", "smb3", "smbfs", "wekafs"}
 )
 _LOCAL_FUSE_TYPES = frozenset({"fuse.fuse-overlayfs"})  # the root of a container without root
+_WAL_HEADER_BYTES = 32
 _STAMP = "%Y%m%dT%H%M%S.%fZ"
 _COMPANIONS = ("", "-wal", "-shm")
 
@@ -145,22 +146,23 @@ def connect_readonly(path: Path) -> sqlite3.Connection:
     """A connection that cannot write.
 
     While the daemon is down, a reader without the right to write in the folder cannot create FILE-shm, which SQLite
-    needs for a WAL database. With no FILE-wal there is nothing but the file itself to read: then it is opened as one
-    that does not change.
+    needs for a WAL database, nor mend one. With no FILE-wal, or nothing but a header in it (a daemon that was killed in
+    its first commit: SQLite tries for 10 s, and gives up), there is nothing but the file itself to read: then it is
+    opened as one that does not change.
     """
     connection = _connect(path, "mode=ro")
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.OperationalError:
         connection.close()
-        if _has_content(path.with_name(path.name + "-wal")):
+        if _size_of(path.with_name(path.name + "-wal")) > _WAL_HEADER_BYTES:
             raise
         connection = _connect(path, "mode=ro&immutable=1")
     return connection
 
 
-def _has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _connect(path: Path, parameters: str) -> sqlite3.Connection:
@@ -306,7 +308,7 @@ def _is_whole(backup: Path) -> bool:
 
 def _was_here(path: Path) -> bool:
     traces = (any(_stamped(path, word)) for word in ("backup", "damaged"))
-    return any(traces) or _has_content(path.with_name(path.name + "-wal"))
+    return any(traces) or _size_of(path.with_name(path.name + "-wal")) > 0
 
 
 def _stamped(path: Path, word: str) -> Iterator[Path]:

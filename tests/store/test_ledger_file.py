@@ -52,6 +52,37 @@ def test_a_reader_cannot_write(store: Store, path: Path) -> None:
         reader.commit(plan(event()), NOW)
 
 
+class SilentConnection:
+    """What an account without the right to write gets from SQLite where the shared memory would have to be mended."""
+
+    def execute(self, _: str) -> None:
+        raise sqlite3.OperationalError("locking protocol")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("wal_bytes", "is_read"), [(None, True), (0, True), (32, True), (33, False)])
+def test_a_reader_without_rights_reads_the_file_itself_where_the_log_beside_it_holds_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wal_bytes: int | None, *, is_read: bool
+) -> None:
+    path, asked = tmp_path / "l.db", list[str]()
+    if wal_bytes is not None:
+        (tmp_path / "l.db-wal").write_bytes(b"x" * wal_bytes)
+
+    def connect(_: Path, parameters: str) -> SilentConnection:
+        asked.append(parameters)
+        return SilentConnection()
+
+    monkeypatch.setattr(ledger, "_connect", connect)
+    if is_read:
+        ledger.connect_readonly(path)
+        assert asked == ["mode=ro", "mode=ro&immutable=1"]
+    else:
+        with pytest.raises(sqlite3.OperationalError):
+            ledger.connect_readonly(path)
+
+
 def test_a_ledger_can_have_any_name_that_a_file_can_have(tmp_path: Path) -> None:
     path = tmp_path / "a b?mode=rw#c%20.db"
     with Store.open(path, now=NOW) as store:
