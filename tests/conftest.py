@@ -95,6 +95,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 _TOGETHER = {"tests/users/": "two accounts of this host"}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """A process has its folder where the folder of a single one is.
+
+    One level below, the sockets of slurmstepd would have longer names than a socket can have.
+    """
+    folder = config.option.basetemp
+    if "PYTEST_XDIST_WORKER" in os.environ and folder and Path(folder).parents[1].name.startswith("pytest-of-"):
+        config.option.basetemp = None
+
+
 def _put_long_files_first(items: list[pytest.Item]) -> None:
     """So that the processes end together: what is left for the end are files of a second."""
     turns: dict[Path, int] = {}
