@@ -62,6 +62,8 @@ SACCT_FIELDS = (
 
 RESTART_COUNT = "SLURM_RESTART_COUNT"  # as Slurm counts for a requeued job: scripts look at it to resume
 
+_SACCT_STATES = "BF,CA,CD,DL,F,NF,OOM,PD,PR,R,RQ,RS,RV,S,TO"
+
 MAX_REASON_CHARS = 200  # slurmdbd keeps a reason in a tinytext (255 bytes)
 
 _KEPT_VARIABLES = ("PATH", "HOME", "SLURM_CONF", "TZ")
@@ -94,7 +96,11 @@ def _squeue_format(mark: str) -> str:
 
 
 def sacct_argv(since: datetime, mark: str) -> Argv:
-    """Every record of every job that was in the queue or ran since then; -D keeps earlier runs of requeued jobs.
+    """Every record of every job that was in the queue, ran or ended since then; -D keeps earlier runs of requeued jobs.
+
+    All states are named: without that no release lists a job that ended before it became eligible (cancelled while it
+    was held, depended on another or began later; seen on 22.05 and 25.11). With states sacct wants an end of the time,
+    which lies ahead, since the controller's clock may be.
 
     -p rather than -P: the separator after the last field is what marks the end of a row whose submit line has line
     breaks.
@@ -107,11 +113,14 @@ def sacct_argv(since: datetime, mark: str) -> Argv:
         "-D",
         "-p",
         f"--delimiter={sacct_delimiter(mark)}",
-        "-S",
-        render_sacct_time(since),
+        *_since(since),
         "-o",
         ",".join(SACCT_FIELDS),
     )
+
+
+def _since(since: datetime) -> Argv:
+    return ("-S", render_sacct_time(since), "-E", "now+1hour", "-s", _SACCT_STATES)
 
 
 def sacct_delimiter(mark: str) -> str:
@@ -158,7 +167,7 @@ def sinfo_json_argv() -> Argv:
 
 def sacct_json_argv(since: datetime) -> Argv:
     """The records of `sacct_argv` as JSON."""
-    return ("sacct", "-a", "-X", "-D", "-S", render_sacct_time(since), "--json")
+    return ("sacct", "-a", "-X", "-D", *_since(since), "--json")
 
 
 def ping_argv() -> Argv:

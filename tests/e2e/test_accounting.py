@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from slurm.client import CliClient
 from slurm.sandbox import Sandbox, SandboxUnavailable
 from slurm.sandbox.installed import require_accounting
 from slurm.submitted import read_release, read_submitted
+from slurm.types import JobState
 from supervisor.model import AttemptEnd, AttemptState
 from tests.e2e.stage import NO_SWEEP, Stage
 from tests.e2e.watcher import watched
@@ -99,7 +101,9 @@ def test_ends_that_nobody_watched_are_told_apart_by_accounting_once_it_answers(s
     assert stage.await_state("finished", "ended").name == "ended"
 
 
-def test_the_line_of_a_job_that_is_to_be_adopted_is_known_by_accounting(stage: Stage) -> None:
+def test_accounting_knows_the_line_of_a_job_that_is_to_be_adopted_and_the_end_of_one_that_was_never_eligible(
+    stage: Stage,
+) -> None:
     """Before 25.11 the controller does not tell it, and nothing else knows --signal."""
     script = stage.directory / "own.sh"
     script.write_text("#!/bin/sh\nsleep 600\n")
@@ -110,6 +114,9 @@ def test_the_line_of_a_job_that_is_to_be_adopted_is_known_by_accounting(stage: S
     found = read_submitted(client.describe_job(1), release=release)
     assert found.options == ("--hold", "--signal=B:USR1@60", "--job-name=own")
     assert (found.arguments, found.is_certain) == (("two", "words"), False)
+    ask(stage, "scancel", "1")
+    since = datetime.now(UTC) - timedelta(minutes=10)
+    stage.wait("an end that came before it was eligible", lambda: is_listed(client, since, JobState.CANCELLED))
 
 
 def test_runs_begin_and_end_while_slurmdbd_is_frozen(stage: Stage) -> None:
@@ -143,6 +150,10 @@ def use_up_numbers(stage: Stage, count: int) -> None:
     stage.sandbox.stop_controller()
     stage.sandbox.start_controller(without_state=True)
     stage.wait("idle nodes", lambda: all(node.is_idle for node in stage.slurm.fetch_nodes().nodes))
+
+
+def is_listed(client: CliClient, since: datetime, state: JobState) -> bool:
+    return any(job.state is state and job.name == "own" for job in client.fetch_ended_jobs(since=since).jobs)
 
 
 def is_running(stage: Stage, name: str) -> bool:
