@@ -68,7 +68,7 @@ def kill_descendants(limit_s: float = KILL_LIMIT_S) -> list[int]:
 def signal_workers(number: int, runner_pid: int, *, workers: int, told: set[int]) -> bool:
     """Send a signal to each training process that takes it; True when none of `workers` is left to be told.
 
-    A worker is torchrun's child that carries a local rank. One that would die of the signal is not told: it may still
+    A worker is torchrun's child with a local rank. One that would die of the signal is not told: it may still
     be importing, and the next call finds it ready; or it is a shell around the training, which then is told itself.
     `told`: who has had it; grows.
     """
@@ -86,8 +86,9 @@ def signal_workers(number: int, runner_pid: int, *, workers: int, told: set[int]
 
 
 def _is_worker(pid: int) -> bool:
+    """Torchrun starts each worker in a session of its own; one that was forked has torchrun's own first environment."""
     try:
-        return b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+        return os.getsid(pid) == pid or b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 

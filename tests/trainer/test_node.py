@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from trainer.beats import ChannelError
 from trainer.contract import AttemptSpec, CheckResult, ContractError
-from trainer.descendants import choose_descendants, read_parents
+from trainer.descendants import choose_descendants, read_parents, signal_workers
 from trainer.node import (
     Place,
     ProbeRun,
@@ -212,3 +213,39 @@ def test_the_newest_error_log_of_a_rank_is_found(tmp_path: Path) -> None:
 def test_a_node_without_a_launcher_says_who_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["/nowhere"]) == 127
     assert "trainer.launch" in capsys.readouterr().err
+
+
+FORKING_RUNNER = """
+import os, signal, sys, time
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+    print("ready", flush=True)
+    time.sleep(60)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_worker_that_was_forked_is_told_too_and_once() -> None:
+    runner = subprocess.Popen([sys.executable, "-c", FORKING_RUNNER], stdout=subprocess.PIPE)
+    assert runner.stdout is not None
+    runner.stdout.readline()
+    told: set[int] = set()
+    assert signal_workers(signal.SIGUSR1, runner.pid, workers=1, told=told)
+    assert len(told) == 1
+    runner.stdout.close()
+    assert runner.wait(10) == 7
+
+
+def test_a_process_without_a_handler_is_left_alone() -> None:
+    """SIGUSR1 would end it; the call that finds it ready tells it."""
+    runner = subprocess.Popen([sys.executable, "-c", FORKING_RUNNER], stdout=subprocess.PIPE)
+    assert runner.stdout is not None
+    runner.stdout.readline()
+    told: set[int] = set()
+    assert not signal_workers(signal.SIGUSR2, runner.pid, workers=1, told=told)
+    assert told == set()
+    signal_workers(signal.SIGUSR1, runner.pid, workers=1, told=told)
+    runner.stdout.close()
+    assert runner.wait(10) == 7
