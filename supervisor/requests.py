@@ -352,7 +352,7 @@ def _name_script(asked: Asked, script: Script, owner_uid: int) -> Script | Decis
     taken = {run.name: run for run in asked.runs if not _was_refused(run, owner_uid)}
     if script.has_name and script.spec.name in taken:
         return _refuse(NAME_IN_USE, _in_use(taken[script.spec.name]))
-    busy = {run.job_name for run in asked.runs if run.owner_uid == owner_uid and run.state not in _ENDED}
+    busy = {run.job_name: run for run in asked.runs if run.owner_uid == owner_uid and run.state not in _ENDED}
     return settle_names(script, taken=taken.keys(), job_names=busy)
 
 

@@ -459,8 +459,8 @@ def choose_name(wish: str, taken: Collection[str]) -> str:
     return next(name for n in range(2, len(taken) + 3) if (name := f"{wish}-{n}") not in taken)
 
 
-def settle_names(script: Script, *, taken: Collection[str], job_names: Collection[str]) -> Script:
-    """The script under names that nothing else has: `taken` by runs, `job_names` by the owner's runs that go on.
+def settle_names(script: Script, *, taken: Collection[str], job_names: Mapping[str, Run]) -> Script:
+    """The script under names that nothing else has: `taken` by runs, `job_names` by the owner's runs that may go on.
 
     Raises:
         NotSupervised: the person chose a run's name that is taken.
@@ -470,11 +470,14 @@ def settle_names(script: Script, *, taken: Collection[str], job_names: Collectio
         name = choose_name(name, taken)
     job_name = script.script.job_name
     if job_name in job_names or not job_name:
-        job_name = name
+        job_name = choose_name(name, job_names)
     notes = script.notes
-    if job_name != script.script.job_name:
-        why = f"jobs of another run are named {script.script.job_name!r}, and Slurm would run one of them at a time"
-        notes = (*notes, f"the job is named {job_name!r}: {why}")
+    other = job_names.get(script.script.job_name)
+    if other is not None:
+        why = (
+            f"run {other.name}, which is {other.state}, has jobs of its name, and Slurm would run one of them at a time"
+        )
+        notes = (*notes, f"the job is named {job_name!r}: {why} (`supervisor stop {other.name}` ends that run)")
     return replace(
         script,
         spec=replace(script.spec, name=name),

@@ -17,7 +17,7 @@ from slurm.sbatch_options import OPTIONS
 from slurm.submitted import read_submitted
 from slurm.types import Identity, JobDescription, JobState, SubmitRequest
 from supervisor.joblog import find_log, find_shared_log
-from supervisor.model import EPOCH, Attempt, AttemptEnd, AttemptState, Run
+from supervisor.model import EPOCH, Attempt, AttemptEnd, AttemptState, Run, RunState
 from supervisor.scripts import (
     Handed,
     NotSupervised,
@@ -257,11 +257,14 @@ def test_a_name_is_counted_up_when_it_was_used() -> None:
 
 def test_the_job_keeps_its_name_unless_another_run_that_goes_on_has_it() -> None:
     """Slurm's singleton would make one of them wait for the other."""
-    free = settle_names(read(), taken={"train"}, job_names=())
+    free = settle_names(read(), taken={"train"}, job_names={})
     assert (free.spec.name, free.script.job_name, free.notes) == ("train-2", "train", ())
-    busy = settle_names(read(), taken={"train"}, job_names={"train"})
+    other = Run(spec=replace(free.spec, name="first"), script=free.script, state=RunState.HELD)
+    busy = settle_names(read(), taken={"train"}, job_names={"train": other})
     assert (busy.spec.name, busy.script.job_name) == ("train-2", "train-2")
-    assert "one of them at a time" in busy.notes[0]
+    assert "run first, which is held, has jobs of its name" in busy.notes[0]
+    busy = settle_names(read(), taken={"train"}, job_names={"train": other, "train-2": other})
+    assert (busy.spec.name, busy.script.job_name) == ("train-2", "train-2-2")
 
 
 # ---------------------------------------------------------------- submitting
