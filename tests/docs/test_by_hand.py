@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 README = Path(__file__).parents[2] / "README.md"
@@ -31,7 +34,13 @@ class Shell:
         self.log = folder / "shell.log"
         with self.log.open("wb") as log:
             self._bash = subprocess.Popen(
-                ["bash", "-e", "-m"], cwd=folder, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+                ["bash", "-e", "-m"],
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
             )
 
     def run(self, block: str) -> None:
@@ -61,9 +70,11 @@ class Shell:
         directory = f"--directory={self.folder}/.try/cluster"
         argv = [sys.executable, "-m", "supervisor", "sandbox", "down", directory]
         subprocess.run(argv, capture_output=True, check=False, timeout=60)
-        assert self._bash.stdin is not None
-        self._bash.stdin.close()
-        self._bash.wait(30)
+        for process in psutil.process_iter():  # bash, and the daemon that a block left in the background
+            with suppress(OSError):
+                if os.getsid(process.pid) == self._bash.pid:
+                    os.kill(process.pid, signal.SIGKILL)
+        self._bash.communicate(timeout=30)
 
 
 @pytest.fixture
