@@ -455,6 +455,16 @@ def test_a_twin_that_was_cancelled_just_now_is_not_cancelled_again() -> None:
     assert intents_of(plan_for(known, snapshot(job(), TWIN, view=view(launch=launch()))), CANCEL) == ()
 
 
+@pytest.mark.parametrize(("age_s", "is_tried"), [(60, False), (400, True)])
+def test_a_job_that_slurm_would_not_let_the_owner_cancel_is_left_alone_for_minutes(
+    age_s: int, *, is_tried: bool
+) -> None:
+    """Anybody can put our token into the comment of a job of their own."""
+    refused = replace(cancelled(ago(age_s)), job_id=150, state=IntentState.REFUSED)
+    plan = plan_for(world(attempt(), settled_intents=(refused,)), snapshot(job(), TWIN, view=view(launch=launch())))
+    assert bool(intents_of(plan, CANCEL)) is is_tried
+
+
 # ---------------------------------------------------------------- the next attempt
 
 

@@ -23,6 +23,7 @@ from supervisor.model import (
     Fresh,
     Intent,
     IntentKind,
+    IntentState,
     Interruption,
     Run,
     RunState,
@@ -31,6 +32,7 @@ from supervisor.model import (
 )
 
 _CANCEL_SETTLE_S = 5.0  # an answer younger than this after scancel may still show the job
+_REFUSED_AGAIN_S = 300.0  # somebody else's job, with our token as its comment, stays theirs
 _UNREADABLE = "the run directory can't be read"
 _ODD_FILES = "files of the run can't be used"
 _UNREADABLE_TELL_S = 180.0
@@ -310,6 +312,7 @@ def _was_cancelled_just_now(draft: Draft, job_id: int) -> bool:
     for intent in draft.settled_intents(IntentKind.CANCEL):
         if intent.job_id != job_id or intent.settled_at is None:
             continue
-        if isinstance(jobs, Stale) or jobs.asked_at < intent.settled_at + timedelta(seconds=_CANCEL_SETTLE_S):
+        wait_s = _REFUSED_AGAIN_S if intent.state is IntentState.REFUSED else _CANCEL_SETTLE_S
+        if isinstance(jobs, Stale) or jobs.asked_at < intent.settled_at + timedelta(seconds=wait_s):
             return True
     return False
