@@ -472,6 +472,13 @@ _TIME_LIMIT = re.compile(r"^(\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIM
 _SLURM_WORD = re.compile(r"^[^\s,\-=][^\s,=]*$")
 _SLURM_WORDS = re.compile(r"^[^\s,\-=][^\s,=]*(,[^\s,\-=][^\s,=]*)*$")
 
+_SLURM_FORMS = {"partition": _SLURM_WORDS, "account": _SLURM_WORD, "qos": _SLURM_WORD, "time_limit": _TIME_LIMIT}
+
+
+def is_slurm_value(key: str, value: str) -> bool:
+    """True when a text can stand for this key of [slurm]."""
+    return _SLURM_FORMS[key].match(value) is not None
+
 
 def _slurm_problems(spec: RunSpec) -> Iterator[Problem]:
     slurm = spec.slurm

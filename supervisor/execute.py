@@ -228,7 +228,8 @@ class Executor:
         except SlurmRefused as error:
             # Who handed a script in is shown what sbatch says, as sbatch says it.
             says = error.stderr[:_SAYS_CHARS] if run.script is not None else ""
-            return self._refuse_attempt(attempt, AttemptEnd.REFUSED, _first_line(error), says=says)
+            refused = replace(attempt, exit_code=error.returncode)
+            return self._refuse_attempt(refused, AttemptEnd.REFUSED, _first_line(error), says=says)
         finally:
             self._submissions.remove_batch(run.name, attempt.number)
         after = self._submitted(attempt, submitted.job_id)

@@ -34,7 +34,7 @@ from slurm.sbatch_options import REQUEUE, name_of
 from slurm.submitted import SubmittedAs
 from slurm.types import Identity, JobDescription, SubmitRequest
 from supervisor import own_restarts
-from supervisor.config import check_supervision
+from supervisor.config import check_supervision, is_slurm_value
 from supervisor.model import Attempt, AttemptEnd, Run, RunSpec, ScriptSpec
 from supervisor.submissions import digest_of
 from supervisor.supervision import BadSupervision, read_directives, render_tables, take_options
@@ -382,16 +382,18 @@ def _make_checkpoint(table: Mapping[str, Any], cwd: str) -> dict[str, Any]:
 
 
 def _slurm_table(wanted: Effective) -> dict[str, Any]:
-    table: dict[str, Any] = {
+    asked = {
         "partition": wanted.partition,
         "account": wanted.account,
         "qos": wanted.qos,
         "time_limit": wanted.time_limit,
     }
+    # What is no such value is left to sbatch, which says so in its own words.
+    table: dict[str, Any] = {key: value for key, value in asked.items() if value and is_slurm_value(key, value)}
     gpus = wanted.gpus_per_node
     if gpus is not None and re.fullmatch(r"[1-9][0-9]{0,5}", gpus):
         table["gpus_per_node"] = int(gpus)
-    return {key: value for key, value in table.items() if value}
+    return table
 
 
 def _count_nodes(wanted: Effective, table: Mapping[str, Any]) -> tuple[int, int]:

@@ -311,7 +311,7 @@ def _tell_refused(report: dict[str, Any]) -> int:
     if not text:
         raise CommandError(str(report.get("reason") or "the run did not start"), EXIT_FAILED)
     click.echo(text.rstrip("\n"), err=True)
-    return 1
+    return INVALID_OPTION_EXIT if report.get("exit_code") == INVALID_OPTION_EXIT else 1
 
 
 def _tell_submitted(report: dict[str, Any], run: str, wanted: Effective) -> None:

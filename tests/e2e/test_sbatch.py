@@ -129,10 +129,17 @@ def test_answers_and_exit_codes_are_those_of_sbatch(ann: Person) -> None:
     for attempt in (1, 2):
         ann.end(attempt, 0)
     assert ann.sbatch("--parsable", "train.sh") == "1\n"
+    (ann.home / "x.sh").write_text("#!/bin/sh\n")
     ended = ann.call("sbatch", "-J", "from-stdin", script="#!/bin/sh\necho $1\n")
     assert ended.stdout == "Submitted batch job 2\n"
     assert ann.call("sbatch", "--quiet", "--wrap=exit 0").stdout == ""
-    for words in (["--partition=nowhere", "train.sh"], ["nothere.sh"], ["--bogus", "train.sh"], ["-N4-2", "train.sh"]):
+    for words in (
+        ["--partition=nowhere", "train.sh"],
+        ["nothere.sh"],
+        ["--bogus", "train.sh"],
+        ["-N4-2", "train.sh"],
+        ["--time=soon", "x.sh"],
+    ):
         ours = ann.call("sbatch", *words)
         theirs = ann.plain_sbatch(*words)
         assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)

@@ -151,6 +151,12 @@ def test_what_sbatch_would_refuse_is_refused_in_its_words(text: str, part: str) 
     assert caught.value.exit_code in {1, 255}
 
 
+def test_what_is_no_time_or_partition_is_left_to_sbatch() -> None:
+    script = read("--time=soon", "--partition=a b", "--qos=high", "train.sh")
+    assert (script.spec.slurm.time_limit, script.spec.slurm.partition, script.spec.slurm.qos) == (None, None, "high")
+    assert {"--time=soon", "--partition=a b"} <= set(script.script.options)
+
+
 def test_a_list_of_sizes_that_takes_long_to_spell_out_is_none() -> None:
     """The daemon reads what anybody hands in: no request may hold its loop up."""
     text = TEXT.replace("echo", "#SBATCH --nodes=1-65536,1-65536\n" * 1000 + "echo")
