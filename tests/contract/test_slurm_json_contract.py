@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,14 @@ def test_json_and_text_of_a_real_slurm_say_the_same(cluster: Cluster) -> None:
 
 
 def _jobs(client: SlurmClient) -> dict[int, JobRecord]:
-    return {job.job_id: job for job in client.fetch_jobs().jobs}
+    return {job.job_id: _without_a_year(job) for job in client.fetch_jobs().jobs}
+
+
+def _without_a_year(job: JobRecord) -> JobRecord:
+    """Of a job without a time limit the text of 24.11 tells no end, its JSON and 22.05 one in a year."""
+    if job.limit_at is None or job.start_at is None or job.limit_at - job.start_at < timedelta(days=364):
+        return job
+    return replace(job, limit_at=None)
 
 
 def _nodes(client: SlurmClient) -> list[NodeRecord]:
