@@ -8,7 +8,7 @@ comes before everything, the launcher's own record before Slurm's word (Slurm sh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -83,6 +83,7 @@ class Sight:
     is_unregistered: bool = False  # a node of it has not registered with the controller yet
     cause: Cause | None = None
     taken: frozenset[str] = frozenset()  # its nodes that planned work has taken
+    unlaunchable: frozenset[str] = frozenset()  # its nodes that Slurm has drained because a launch failed there
     silent: tuple[Silence, ...] = ()
     failed_by_slurm: tuple[Silence, ...] = ()
     smaller: int = 0  # nodes that a smaller job could have, while the present one waits for more than are healthy
@@ -125,6 +126,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         is_unregistered=has_unregistered(attempt, snapshot.nodes),
         cause=snapshot.causes.get(run.name),
         taken=_find_taken(attempt, snapshot),
+        unlaunchable=_find_unlaunchable(job.nodes if job is not None else attempt.nodes, snapshot),
     )
 
 
@@ -156,6 +158,17 @@ def is_alive(view: RunView | None, attempt: Attempt) -> bool:
         return False
     ages = [seen.unchanged_s for seen in (view.launch, view.progress, view.log) if seen is not None]
     return min(ages, default=math.inf) < SECOND_LOOK_S
+
+
+_LAUNCH_REASONS = ("Prolog error", "batch job complete failure", "Duplicate jobid")  # Slurm's own, 22.05 to 25.11
+
+
+def _find_unlaunchable(nodes: Iterable[str], snapshot: Snapshot) -> frozenset[str]:
+    if not isinstance(snapshot.nodes, Fresh):
+        return frozenset()
+    records = (snapshot.nodes.value.get(node) for node in nodes)
+    drained = [r for r in records if r is not None and r.is_drain_set]
+    return frozenset(r.name for r in drained if r.reason.startswith(_LAUNCH_REASONS))
 
 
 def has_unregistered(attempt: Attempt, nodes: Fresh[Mapping[str, NodeRecord]] | Stale) -> bool:
@@ -472,8 +485,9 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
     if job.state is JobState.CANCELLED and nodes:
         return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
     if job.state is JobState.CANCELLED and _was_never_launched(sight, job):
-        detail = f"{detail}, and was never launched on {job.nodes[0]}: Slurm gives up so what it may not requeue"
-        return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, hint=job.nodes[0], evidence=(detail,))
+        node = min(sight.unlaunchable, default=job.nodes[0])
+        detail = f"{detail}, and was never launched on {node}: Slurm gives up so what it may not requeue"
+        return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, hint=node, evidence=(detail,))
     end = _STATE_ENDS.get(job.state)
     if end is None and job.exit_code in _SLURM_EXIT_ENDS:  # the launcher's code; its record may show up later
         end = _SLURM_EXIT_ENDS[job.exit_code]
@@ -502,19 +516,24 @@ def _preempted(detail: str, exit_code: int | None) -> Ended:
 
 
 _LAUNCH_S = 1.0
+_REFUSAL_BYTES = 200  # slurmd's own line in the job's log: "Error running slurm prolog: 1"
 
 
 def _was_never_launched(sight: Sight, job: JobRecord) -> bool:
-    """A job that slurmd could not launch is cancelled by Slurm itself, at once and without a word of it: no person did.
+    """A job that slurmd could not launch is cancelled by Slurm itself, without a word of it in the job: no person did.
 
-    For example one with a number that slurmd still knows from before the controller lost its state (seen on 22.05).
+    At once where slurmd still knows the number from before the controller lost its state; once the prolog has failed,
+    however long that took, with a node that Slurm drains for it (both seen on 22.05).
     """
     view = sight.view
-    if view is None or view.launch is not None or view.exit is not None or (view.log is not None and view.log.value):
+    said = view.log.value if view is not None and view.log is not None else 0
+    if view is None or view.launch is not None or view.exit is not None:
+        return False
+    if said > (_REFUSAL_BYTES if sight.unlaunchable else 0):
         return False
     if not job.nodes or job.start_at is None or job.end_at is None:
         return False
-    return (job.end_at - job.start_at).total_seconds() <= _LAUNCH_S
+    return bool(sight.unlaunchable) or (job.end_at - job.start_at).total_seconds() <= _LAUNCH_S
 
 
 def _requeued_by_slurm(sight: Sight) -> Ended | None:

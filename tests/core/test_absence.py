@@ -177,3 +177,25 @@ def test_a_job_that_a_person_cancelled_is_not_taken_for_one_that_could_not_be_la
 ) -> None:
     cancelled = job(state=JobState.CANCELLED, **({"start_at": ago(10), "end_at": ago(9)} | changes))
     assert attempt_in(plan_for(world(attempt()), snapshot(cancelled, view=view(**seen)))).end is AttemptEnd.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        ("Prolog error", AttemptEnd.NODE_FAILED),
+        ("batch job complete failure", AttemptEnd.NODE_FAILED),
+        ("alice: memory is exchanged tonight", AttemptEnd.CANCELLED),
+    ],
+)
+def test_a_prolog_that_fails_after_a_while_and_a_node_that_slurm_drains_for_it_are_no_persons_doing(
+    reason: str, end: AttemptEnd
+) -> None:
+    """Without requeueing Slurm cancels the job, and says why at the node alone (seen on 22.05)."""
+    never = job(state=JobState.CANCELLED, start_at=ago(60), end_at=ago(9))
+    nodes = cluster(4, node("n2", NodeBase.IDLE, "DRAIN", reason=reason))
+    slurmds = view(log=Seen(value=len("Error running slurm prolog: 1\n"), unchanged_s=9))
+    found = attempt_in(plan_for(world(attempt()), snapshot(never, view=slurmds, nodes=nodes)))
+    assert (found.end, "launched on n2" in found.end_detail) == (end, end is AttemptEnd.NODE_FAILED)
+    for lived in (view(launch=launch(unchanged_s=30)), view(log=Seen(value=4096, unchanged_s=9))):
+        ran = attempt_in(plan_for(world(attempt()), snapshot(never, view=lived, nodes=nodes)))
+        assert ran.end is AttemptEnd.CANCELLED
