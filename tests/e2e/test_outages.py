@@ -206,3 +206,21 @@ def test_a_run_goes_on_while_the_backup_controller_takes_over_and_while_the_firs
             stage.assert_one_job_per_attempt()
         finally:
             stage.close()
+
+
+# ---------------------------------------------------------------- a launch that Slurm gives up
+
+
+def test_a_run_goes_on_elsewhere_when_a_prolog_fails_and_slurm_cancels_its_job(
+    open_stage: OpenStage, tmp_path: Path
+) -> None:
+    """Case JS-08. Slurm drains the node, writes a line into the job's log, and may not requeue: no person did that."""
+    prolog = tmp_path / "prolog"
+    prolog.write_text(f"#!/bin/sh\nmkdir {tmp_path}/failed || exit 0\nsleep 2\nexit 1\n")  # one launch fails
+    prolog.chmod(0o755)
+    stage = open_stage(extra_conf=f"Prolog={prolog}")
+    stage.submit("r")
+    second = stage.await_step(2)
+    assert stage.attempt(1).end is AttemptEnd.NODE_FAILED
+    assert list(stage.drained().values()) == ["Prolog error"]
+    assert not {*second.nodes} & {*stage.drained()}
