@@ -30,7 +30,7 @@ demo: setup
 	$(DEMO_CMD)
 
 test: setup
-	$(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-debian13: setup
 	tests/debian13/run

@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
@@ -91,9 +90,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # ---------------------------------------------------------------- several processes (make test, pytest -n)
 
-# A process runs whole files, and these folders whole: their tests share something that the host has once.
-_TOGETHER = {"tests/users/": "two accounts of this host"}
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,7 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _put_long_files_first(items: list[pytest.Item]) -> None:
-    """So that the processes end together: what is left for the end are files of a second."""
+    """So that the processes end together: the files that are left for the end take a second each."""
     turns: dict[Path, int] = {}
     for item in items:
         turns[item.path] = min(_turn(item), turns.get(item.path, _turn(item)))
@@ -115,20 +111,5 @@ def _put_long_files_first(items: list[pytest.Item]) -> None:
 
 
 def _turn(item: pytest.Item) -> int:
-    if item.nodeid.startswith(tuple(_TOGETHER)):
-        return 0
     needs = [marker for marker in _NEEDS if item.get_closest_marker(marker) is not None]
-    return 1 if "slurm" in needs else 2 if needs else 3
-
-
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist everything runs in one process
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from xdist.scheduler import LoadFileScheduling
-
-    class _ByFile(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            folder = next((folder for folder in _TOGETHER if nodeid.startswith(folder)), None)
-            return folder or super()._split_scope(nodeid)
-
-    config.option.loadscopereorder = False  # in the order of _turn, not by the number of tests
-    return _ByFile(config, log)
+    return 0 if "slurm" in needs else 1 if needs else 2

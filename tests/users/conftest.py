@@ -21,7 +21,7 @@ from tests.users.accounts import Accounts, Person, accounts, make_python
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What all tests here share: a folder that everybody gets through, a cluster, a Python, two accounts."""
+    """What the tests of one file share: a folder that everybody gets through, a cluster, a Python, two accounts."""
 
     folder: Path
     sandbox: Sandbox
@@ -49,23 +49,39 @@ class Place:
         return Person(name=entry.pw_name, uid=entry.pw_uid, gid=entry.pw_gid, home=home, python=self.python, env=env)
 
 
-@pytest.fixture(scope="package")
-def place() -> Iterator[Place]:
+@pytest.fixture(scope="session")
+def everybodys_python() -> Iterator[Path]:
     if os.geteuid() != 0 or shutil.which("useradd") is None:
         pytest.skip("two real accounts are made: that needs root and useradd")
-    folder = Path(tempfile.mkdtemp(prefix="users-"))
-    folder.chmod(0o755)
+    folder = _make_folder()
     try:
         python = make_python(folder / "python")
         if python is None:
-            pytest.skip("no Python of this version that other accounts may run (python3 in /usr/bin)")
+            pytest.skip(
+                "other accounts get to no Python of this version (/usr/bin), or not to this checkout and its packages"
+            )
+        yield python
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def place(everybodys_python: Path) -> Iterator[Place]:
+    folder = _make_folder()
+    try:
         with (
             accounts() as made,
             Sandbox.start(nodes=4, directory=folder / "sandbox", extra_conf="PropagateResourceLimits=ALL\n") as sandbox,
         ):
-            yield Place(folder=folder, sandbox=sandbox, python=python, accounts=made)
+            yield Place(folder=folder, sandbox=sandbox, python=everybodys_python, accounts=made)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="users-"))
+    folder.chmod(0o755)
+    return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +108,7 @@ class Service:
         return len(self.stage.attempts(run)) >= number
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def root_stage(place: Place) -> Iterator[Stage]:
     """A service that runs as root."""
     stage = place.stage("service")
