@@ -21,7 +21,6 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[2]
 _MAX_SESSIONS = 16
-_HEAVY = ("torch*", "functorch", "nvidia", "triton", "sympy", "mypy*", "networkx", "scipy*", "pandas*", "__pycache__")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,18 +164,16 @@ def processes_of(uids: set[int]) -> list[int]:
 
 
 def make_python(folder: Path) -> Path | None:
-    """An interpreter in `folder` that any account may run, with this project in it; None when there is none."""
-    base = _find_interpreter()
-    if base is None:
+    """An interpreter in `folder` that any account may run, with this project in it; None when others get to none."""
+    base, packages = _find_interpreter(), Path(sysconfig.get_path("purelib"))
+    if base is None or not _is_open(CHECKOUT) or not _is_open(packages):
         return None
     site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     site.mkdir(parents=True)
     (folder / "bin").mkdir()
     (folder / "bin/python").symlink_to(base)
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
-    packages = Path(sysconfig.get_path("purelib"))
-    places = [_place(CHECKOUT, folder / "checkout"), _place(packages, folder / "packages")]
-    (site / "places.pth").write_text("".join(f"{place}\n" for place in places))
+    (site / "places.pth").write_text(f"{CHECKOUT}\n{packages}\n")
     return folder / "bin/python"
 
 
@@ -186,18 +183,6 @@ def _find_interpreter() -> Path | None:
     others = (shutil.which(name, path=place) for place in ("/usr/bin", "/usr/local/bin", "/opt/bin"))
     candidates = [own, *(Path(path).resolve() for path in others if path)]
     return next((path for path in candidates if _is_open(path)), None)
-
-
-def _place(source: Path, copy: Path) -> Path:
-    """The folder itself where everybody gets to it, else a copy without what the head node never imports."""
-    if _is_open(source):
-        return source
-    if source == CHECKOUT:
-        for package in ("slurm", "supervisor", "trainer"):
-            shutil.copytree(source / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    else:
-        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(*_HEAVY))
-    return copy
 
 
 def _is_open(path: Path) -> bool:
