@@ -87,7 +87,7 @@ class JobRecord:
     submit_at: datetime | None = None
     start_at: datetime | None = None
     end_at: datetime | None = None
-    limit_at: datetime | None = None  # end of a running job's time limit; without one: in a year, or none (text of 24.11)
+    limit_at: datetime | None = None  # end of a running job's time limit; without one: in a year, or None (24.11)
     exit_code: int | None = None  # 0..255; 128 is never subtracted
     exit_signal: int | None = None
     restarts: int = 0
