@@ -58,7 +58,7 @@ def everybodys_python() -> Iterator[Path]:
         python = make_python(folder / "python")
         if python is None:
             pytest.skip(
-                "other accounts get to no Python of this version (/usr/bin), or not to this checkout and its packages"
+                "other accounts get to no Python of this version, or not to this checkout"
             )
         yield python
     finally:
