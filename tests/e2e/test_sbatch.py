@@ -56,12 +56,12 @@ class Person:
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    def plain_sbatch(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def plain_sbatch(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """The real one."""
         return subprocess.run(
             ["sbatch", *words],
             cwd=self.home,
-            env=self.stage.env,
+            env={**self.stage.env, "PYTHONPATH": str(Path(__file__).parents[2]), **env},
             capture_output=True,
             text=True,
             timeout=30,
@@ -148,6 +148,33 @@ def test_answers_and_exit_codes_are_those_of_sbatch(ann: Person) -> None:
         )
     assert ann.call("sbatch", "--wait", "--job-name=waited", "--wrap=exit 93").returncode == 93
     assert not [run for run in ann.stage.status()["runs"] if run["state"] == "active"]
+
+
+# What differs by itself, by our doing, or because it names an own list.
+_DIFFERS = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_JOB_DEPENDENCY", "SLURM_OPEN_MODE"}
+_DIFFERS |= {"SLURM_EXPORT_ENV"}
+
+
+def test_a_job_has_the_environment_that_plain_sbatch_gives_it(ann: Person) -> None:
+    (ann.home / "env.sh").write_text('#!/bin/bash\nenv -0 >"$1.part"; mv "$1.part" "$1"\n')
+    theirs = {"SBATCH_ACCOUNT": "lab", "SLURM_MPI_TYPE": "none", "PMIX_MCA_gds": "hash", "TWO": "a\nb"}
+    theirs |= {"API_KEY": SECRET, "BASH_FUNC_module%%": "() {  echo $*\n}"}
+    exports = ("ALL", "ALL,X=1", "NONE")
+    for number, export in enumerate(exports):
+        words = (f"--job-name=env{number}", "--nodelist=n1", f"--export={export}", "env.sh")
+        assert ann.plain_sbatch(*words, f"plain{number}", **theirs).returncode == 0
+        assert ann.call("sbatch", *words, f"ours{number}", **theirs).returncode == 0
+    for number, export in enumerate(exports):
+        plain, ours = (read_environment(ann, f"{whose}{number}") for whose in ("plain", "ours"))
+        assert ours == plain, export
+        assert ("SBATCH_ACCOUNT" in ours) == (export != "NONE")
+
+
+def read_environment(ann: Person, name: str) -> dict[str, str]:
+    path = ann.home / name
+    ann.stage.wait(f"the environment of {name}", path.exists)
+    pairs = (pair.partition("=") for pair in path.read_text().split("\0"))
+    return {n: value for n, _, value in pairs if n not in _DIFFERS and not n.startswith("SUPERVISOR_")}
 
 
 def test_a_script_on_a_node_that_is_cut_goes_on_with_fewer_nodes(
