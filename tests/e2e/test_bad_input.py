@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm.sandbox import Sandbox
+from supervisor.store import Store
 from tests.e2e.stage import Stage
 
 pytestmark = pytest.mark.slurm
@@ -45,7 +46,8 @@ def traces(stage: Stage) -> tuple[list[str], list[str], list[str]]:
     """Runs in the ledger, jobs that trained, folders."""
     jobs = [job.name for job in stage.jobs() if job.name != "supervisor-visibility"]
     folders = sorted(str(path) for path in (stage.directory / "runs").rglob("*"))
-    return [run["run"] for run in stage.status()["runs"]], jobs, folders
+    with Store.open_readonly(stage.directory / "ledger.db") as store:
+        return [run.name for run in store.load_runs()], jobs, folders
 
 
 def test_a_run_file_that_is_not_there(stage: Stage) -> None:
