@@ -110,8 +110,8 @@ class Service:
 def root_stage(place: Place) -> Iterator[Stage]:
     """A service that runs as root."""
     stage = place.stage("service")
-    stage.start_daemon()
     try:
+        stage.start_daemon()
         yield stage
     finally:
         stage.close()
