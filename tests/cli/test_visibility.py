@@ -12,6 +12,7 @@ import pytest
 from slurm.client import CliClient
 from slurm.sandbox import Sandbox
 from slurm.types import NodeBase, NodeRecord
+from supervisor.cli.acceptance import measure_room
 from supervisor.model import NodesSpec, RunSpec, SlurmSpec
 from supervisor.visibility import Visibility, check_visibility, is_candidate, judge_answer, srun_argv
 from tests.cli.conftest import Service
@@ -177,6 +178,13 @@ def test_what_slurm_would_never_take_is_refused_with_its_words(
     assert result.stderr.count("\n") == 1
     assert service.load_run() is None
     assert list(service.runs.iterdir()) == []
+
+
+def test_a_node_that_has_not_registered_since_the_controllers_start_cannot_be_used_yet() -> None:
+    """Slurm refuses then what it will take some seconds later: such a refusal is only noted."""
+    records = [NodeRecord(name="n1", base=NodeBase.UNKNOWN), NodeRecord(name="n2", base=NodeBase.IDLE)]
+    room = measure_room(records, None)
+    assert (room.nodes, room.usable) == (2, 1)
 
 
 @pytest.mark.slurm
