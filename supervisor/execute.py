@@ -203,7 +203,8 @@ class Executor:
                 text = f"job {job_id}, found by what it left in the run directory"
                 fact = Fact(record=self._submitted(attempt, job_id), reason="found by its traces")
                 return Outcome(state=IntentState.DONE, text=text, facts=(fact,))
-            traces = self._read_traces(run, attempt, attempts) if run.script is not None else None
+            may_have_run = run.script is not None and attempt.state is not AttemptState.AHEAD
+            traces = self._read_traces(run, attempt, attempts) if may_have_run else None
             if traces is not None:
                 return self._end_vanished(attempt, traces)
             now = self._clock.now()
@@ -376,16 +377,35 @@ class Executor:
         """Tell the launcher of a job that was queued ahead where to begin: it waits for this file to say so."""
         if run is None or attempt is None or attempt.is_over:
             return Outcome(state=IntentState.WITHDRAWN, text="the attempt is over")
+        if run.script is not None:
+            return self._move_link(intent, run, attempt)
         self._mark(intent)
         self._write_files(run, attempt)
         return Outcome(state=IntentState.DONE, text=f"job {attempt.job_id} is told to begin")
+
+    def _move_link(self, intent: Intent, run: Run, attempt: Attempt) -> Outcome:
+        """Point the link of a script's job that waits at another checkpoint; one that has begun may have read it.
+
+        What a log that all attempts share has by now is of the attempts before.
+        """
+        if attempt.state is not AttemptState.AHEAD or attempt.started_at is not None:
+            return Outcome(state=IntentState.WITHDRAWN, text="it does not wait any more")
+        self._mark(intent)
+        self._owners.reader(run).link_resume(run.spec.run_dir, attempt.number, intent.text)
+        measured = self._measure_log(run, attempt)
+        after = replace(measured, resume_path=intent.text, resume_step=intent.step or 0)
+        text = f"it would begin from {intent.text}"
+        return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason=intent.reason),))
 
     def _prepare_script(
         self, run: Run, script: ScriptSpec, attempt: Attempt, attempts: tuple[Attempt, ...]
     ) -> SubmitRequest:
         """A person's own batch script, under a name that nobody but the service can put anything else behind."""
         kept = self._submissions.load(run.name, digest=script.digest)
-        self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
+        reader = self._owners.reader(run)
+        reader.write_attempt(run.spec.run_dir, attempt.number, {})
+        if attempt.state is AttemptState.AHEAD and attempt.resume_path:
+            reader.link_resume(run.spec.run_dir, attempt.number, attempt.resume_path)
         identity = self._identity(run)
         return render_submission(
             run,
@@ -394,22 +414,26 @@ class Executor:
             environment=kept.environment,
             identity=None if identity is None else (identity.uid, identity.gid),
             is_first=is_first_submission(attempts, attempt.number),
+            behind=_find_behind(attempt, attempts),
         )
 
     def _note_log_offset(self, intent: Intent, run: Run, attempt: Attempt) -> Attempt:
         """The attempt with the size of a log that earlier ones wrote to: what stands there is not its own."""
+        after = attempt if intent.tries > 0 else self._measure_log(run, attempt)
+        if after == attempt:
+            return attempt
+        fact = Fact(record=after, reason="the log has lines of before")
+        self._store.settle(intent, IntentState.OPEN, intent.outcome, self._clock.now(), facts=(fact,))
+        return after
+
+    def _measure_log(self, run: Run, attempt: Attempt) -> Attempt:
         log = find_shared_log(run, user=user_name(run.owner_uid))
-        if log is None or intent.tries > 0:
+        if log is None:
             return attempt
         view = self._owners.reader(run).read(
             run.name, run.spec.run_dir, attempt.number, is_final=False, deadline_s=_READ_DEADLINE_S, log_path=log
         )
-        if view.log is None or not view.log.value:
-            return attempt
-        after = replace(attempt, log_offset=view.log.value)
-        fact = Fact(record=after, reason="the log has lines of before")
-        self._store.settle(intent, IntentState.OPEN, intent.outcome, self._clock.now(), facts=(fact,))
-        return after
+        return replace(attempt, log_offset=view.log.value) if view.log is not None and view.log.value else attempt
 
     # ---------------------------------------------------------------- cancel, claim, drain
 
@@ -591,9 +615,13 @@ def _find_attempt(world: World, intent: Intent) -> Attempt | None:
 
 def _dependency(attempt: Attempt, attempts: tuple[Attempt, ...]) -> str:
     """Singleton keeps two jobs of a run apart by itself; `afterany` says which one is waited for."""
-    before = attempts[-1].job_id if attempts else None
-    is_behind = attempt.state is AttemptState.AHEAD and before is not None
-    return f"afterany:{before},singleton" if is_behind else "singleton"
+    before = _find_behind(attempt, attempts)
+    return f"afterany:{before},singleton" if before is not None else "singleton"
+
+
+def _find_behind(attempt: Attempt, attempts: tuple[Attempt, ...]) -> int | None:
+    """The job that one queued ahead waits for."""
+    return attempts[-1].job_id if attempts and attempt.state is AttemptState.AHEAD else None
 
 
 def _find_checkpoint(world: World, intent: Intent) -> Checkpoint | None:

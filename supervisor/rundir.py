@@ -123,6 +123,11 @@ class RunDirReader:
         question = Question(do="write", path=str(run_dir), attempt=attempt, files=texts)
         self._pool.ask(f"write {run_dir}", question, deadline_s)
 
+    def link_resume(self, run_dir: Path, attempt: int, target: str, *, deadline_s: float = 10.0) -> None:
+        """Have an attempt's link `resume` point at a checkpoint, as the owner; the link is replaced in one step."""
+        question = Question(do="link", path=str(run_dir), attempt=attempt, target=target)
+        self._pool.ask(f"link {run_dir}", question, deadline_s)
+
     def prune(self, run_dir: Path, step: int, attempt: int, *, deadline_s: float = 10.0) -> None:
         """Remove one checkpoint. Done again it does nothing; after a time-out the removal goes on: ask again later."""
         question = Question(do="prune", path=str(run_dir), step=step, attempt=attempt)

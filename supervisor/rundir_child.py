@@ -60,7 +60,7 @@ Key = tuple[int, int]  # step, attempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the parent asks. `do`: read, write, prune, tail, survey, steps or logs."""
+    """What the parent asks. `do`: read, write, link, prune, tail, survey, steps or logs."""
 
     do: str
     path: str  # run directory; with tail and steps the file, with survey and logs the folder
@@ -73,6 +73,7 @@ class Question:
     log_path: str = ""  # with read: the job's log, where it is not the attempt's own
     offset: int = 0  # with read and steps: the log before it is of earlier attempts, or known
     layout: str = "supervisor"  # with read and survey; "supervisor": the checkpoints of our own layout are read
+    target: str = ""  # with link: the checkpoint
     pattern: str = ""  # with steps, and with logs: of their names, its group being the job's id
 
 
@@ -453,6 +454,29 @@ def write_attempt(question: Question) -> bytes:
     return b""
 
 
+def link_resume(question: Question) -> bytes:
+    """Point an attempt's `resume` at a checkpoint, in one step: whoever reads it finds the old one or the new one.
+
+    Raises ValueError for a target that is no absolute path, OSError where something else has the name.
+    """
+    if not question.target.startswith("/"):
+        raise ValueError(f"{question.target!r} is no absolute path")
+    Path(question.path).mkdir(parents=True, exist_ok=True)
+    with (
+        open_own_folder(question.path) as run_fd,
+        _made(run_fd, "attempts") as attempts_fd,
+        _made(attempts_fd, str(question.attempt)) as attempt_fd,
+    ):
+        _unlink(_NEW_LINK, attempt_fd)
+        os.symlink(question.target, _NEW_LINK, dir_fd=attempt_fd)
+        os.rename(_NEW_LINK, contract.RESUME_LINK, src_dir_fd=attempt_fd, dst_dir_fd=attempt_fd)
+        os.fsync(attempt_fd)
+    return b""
+
+
+_NEW_LINK = f".{contract.RESUME_LINK}.new"
+
+
 @contextmanager
 def _made(parent: int, name: str) -> Iterator[int]:
     """A folder of this account's below another, made if it is not there."""
@@ -551,6 +575,7 @@ class _Answers:
         return {
             "read": lambda q: msgspec.json.encode(read_run(q, self._cache)),
             "write": write_attempt,
+            "link": link_resume,
             "prune": prune_checkpoint,
             "tail": lambda q: b64encode(read_end(q.path, q.max_bytes)),
             "survey": lambda q: msgspec.json.encode(survey_folder(q, self._survey)),

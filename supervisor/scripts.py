@@ -35,7 +35,7 @@ from slurm.submitted import SubmittedAs
 from slurm.types import Identity, JobDescription, SubmitRequest
 from supervisor import own_restarts
 from supervisor.config import check_supervision, is_slurm_value
-from supervisor.model import Attempt, AttemptEnd, Run, RunSpec, ScriptSpec
+from supervisor.model import Attempt, AttemptEnd, AttemptState, Run, RunSpec, ScriptSpec
 from supervisor.submissions import digest_of
 from supervisor.supervision import BadSupervision, read_directives, render_tables, take_options
 from supervisor.tomlfile import ConfigError, convert_record
@@ -223,6 +223,8 @@ def _notes(wanted: Effective, text: str, spec: RunSpec, *, may_requeue: bool) ->
         notes.append("--requeue is not passed on: the supervisor resubmits, Slurm does not requeue")
     if wanted.has("comment"):
         notes.append("--comment is not passed on: the supervisor finds the job by its own")
+    if spec.slurm.warn_before_limit_s > 0 and wanted.has("signal"):
+        notes.append("--supervise-warn-s is not used: --signal is given")
     if wanted.nodelist is not None:
         notes.append("--nodelist binds every attempt to these nodes: a broken one of them can't be left out")
     name = (wanted.script or "").rpartition("/")[2]
@@ -360,7 +362,7 @@ def _make_spec(handed: Handed, wanted: Effective, tables: Mapping[str, Any]) -> 
         "root": str(Path(os.path.normpath(Path(handed.cwd, tables["root"])) if "root" in tables else workdir / _ROOT)),
         "nodes": {**tables.get("nodes", {}), "min": least, "max": most},
         "workdir": str(workdir),
-        "slurm": _slurm_table(wanted),
+        "slurm": {**_slurm_table(wanted), "warn_before_limit_s": 0, **tables.get("slurm", {})},
         "checkpoint": checkpoint,
         "progress": progress,
         "restart": tables.get("restart", {}),
@@ -429,6 +431,8 @@ def _make_script(handed: Handed, wanted: Effective, spec: RunSpec, export: str, 
     options = tuple(o for o in wanted.submit_options if name_of(o) not in _OURS)
     if may_requeue:
         options = (*options, REQUEUE)  # or Slurm refuses the script's own scontrol
+    if spec.slurm.warn_before_limit_s > 0 and not wanted.has("signal"):
+        options = (*options, f"--signal=B:USR1@{spec.slurm.warn_before_limit_s}")
     return ScriptSpec(
         path="--wrap" if wanted.is_wrap else handed.path if wanted.script else "-",
         digest=digest_of(handed.text),
@@ -499,11 +503,12 @@ def render_submission(
     environment: Mapping[str, str],
     identity: tuple[int, int] | None,
     is_first: bool,
+    behind: int | None = None,
 ) -> SubmitRequest:
     """One submission of a run's own script: what the person asked for, with what the attempt overrides.
 
     `batch`: the file that sbatch reads; `environment`: of the first submission; `is_first`: no job of the run has been
-    before.
+    before; `behind`: the job that one queued ahead waits for.
     """
     script = run.script
     if script is None:
@@ -523,7 +528,7 @@ def render_submission(
         arguments=tuple(fill(word, values) for word in script.arguments),
         exclude=_merge_exclude(script.exclude, attempt.exclude),
         options=_choose_options(script, is_first=is_first),
-        dependency=_choose_dependency(script.dependency if is_first else ""),
+        dependency=_choose_dependency(script.dependency if is_first else "", behind),
         export=export,
         environment=variables,
         is_own_environment=True,
@@ -534,23 +539,32 @@ def render_submission(
     )
 
 
+def _resume_of(run: Run, attempt: Attempt) -> tuple[str, str]:
+    """(path, step) that an attempt is told. One that is queued ahead can't know them: a link, made and kept by us."""
+    if attempt.state is AttemptState.AHEAD:
+        return str(run.spec.paths.resume_link(attempt.number)), ""
+    return attempt.resume_path, str(attempt.resume_step)
+
+
 def contract_environment(run: Run, attempt: Attempt) -> dict[str, str]:
     """The contract's variables for one attempt of a script."""
+    path, step = _resume_of(run, attempt)
     return {
         contract.ENV_RUN: run.name,
         contract.ENV_ATTEMPT: str(attempt.number),
         contract.ENV_RUN_DIR: str(run.spec.run_dir),
-        contract.ENV_RESUME_FROM: attempt.resume_path,
-        contract.ENV_RESUME_STEP: str(attempt.resume_step),
+        contract.ENV_RESUME_FROM: path,
+        contract.ENV_RESUME_STEP: step,
         contract.ENV_CHECKPOINT_EVERY_S: f"{run.spec.checkpoint.every_s:g}",
     }
 
 
 def placeholders(run: Run, attempt: Attempt) -> dict[str, str]:
     """What the placeholders in arguments stand for in one attempt."""
+    path, step = _resume_of(run, attempt)
     return {
-        "{resume_from}": attempt.resume_path,
-        "{resume_step}": str(attempt.resume_step),
+        "{resume_from}": path,
+        "{resume_step}": step,
         "{run}": run.name,
         "{attempt}": str(attempt.number),
         "{run_dir}": str(run.spec.run_dir),
@@ -576,10 +590,10 @@ def _merge_exclude(own: str, broken: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({*(expand_nodes(own) if own else ()), *broken}))
 
 
-def _choose_dependency(own: str) -> str:
+def _choose_dependency(own: str, behind: int | None) -> str:
     """Singleton always; the person's own besides, where Slurm can join the two ("," is and, "?" is or)."""
     if not own:
-        return "singleton"
+        return "singleton" if behind is None else f"afterany:{behind},singleton"
     if "?" in own:
         return own
     return own if "singleton" in own.split(",") else f"{own},singleton"

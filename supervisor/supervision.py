@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from slurm.sbatch_options import read_options
-from supervisor.model import LAYOUTS
+from supervisor.model import LAYOUTS, MAX_WARNING_S
 
 PREFIX = "--supervise-"
 _DIRECTIVE = re.compile(r"#SUPERVISE(?=\s|$)(.*)")
@@ -53,6 +53,13 @@ def _seconds(text: str) -> float:
         raise ValueError("a number of seconds is needed") from None
     if not math.isfinite(value) or not 0 <= value < 1e9:
         raise ValueError("a number of seconds, 0 or more, is needed")
+    return value
+
+
+def _warning(text: str) -> int:
+    value = _whole(text)
+    if value > MAX_WARNING_S:
+        raise ValueError(f"at most {MAX_WARNING_S} seconds are possible")
     return value
 
 
@@ -151,6 +158,20 @@ OPTIONS: tuple[Option, ...] = (
         key=("restart", "backoff_s"),
         convert=_seconds,
         help="Pause before the second restart without progress; doubles. Default 15.",
+    ),
+    Option(
+        name="queue-ahead-s",
+        metavar="S",
+        key=("restart", "queue_ahead_s"),
+        convert=_seconds,
+        help="So long before the time limit the next job is queued behind the running one. Default 0: never.",
+    ),
+    Option(
+        name="warn-s",
+        metavar="N",
+        key=("slurm", "warn_before_limit_s"),
+        convert=_warning,
+        help="As --signal=B:USR1@N, where no --signal is given; default: no warning.",
     ),
     Option(
         name="may-requeue",

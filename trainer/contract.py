@@ -241,6 +241,10 @@ class RunPaths:
     def outcome(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "outcome.json"
 
+    def resume_link(self, attempt: int) -> Path:
+        """Of a script whose job is queued ahead: a link to the checkpoint that it begins from, once there is one."""
+        return self.attempt_dir(attempt) / RESUME_LINK
+
     def node_report(self, attempt: int, node: str) -> Path:
         return self.attempt_dir(attempt) / "nodes" / f"{node}.json"
 
@@ -257,6 +261,7 @@ class RunPaths:
         return self.checkpoints() / checkpoint_name(step, attempt)
 
 
+RESUME_LINK = "resume"
 MANIFEST_NAME = "MANIFEST.json"
 VERIFIED_NAME = "VERIFIED.json"
 

@@ -73,6 +73,8 @@ def test_an_attempt_is_not_written_through_what_another_has_put_there(
     plant(paths, home)
     with pytest.raises(RunDirUnreadable, match=f"belongs to uid {OTHER}, not to uid {OWNER}"):
         reader.write_attempt(paths.run_dir, 1, {"attempt.json": b"{}"}, deadline_s=30)
+    with pytest.raises(RunDirUnreadable, match=f"belongs to uid {OTHER}, not to uid {OWNER}"):
+        reader.link_resume(paths.run_dir, 1, "/c/step-1", deadline_s=30)
     assert list(home.iterdir()) == []
 
 

@@ -98,6 +98,10 @@ class SimReader:
         self._disk.specs[attempt] = parse(AttemptSpec, files["attempt.json"])
         self._on_act("write_attempt")
 
+    def link_resume(self, run_dir: Path, attempt: int, target: str) -> None:
+        self._answer()
+        self._on_act("link_resume")
+
     def find_logs(self, folder: Path, pattern: str) -> tuple[LogFile, ...]:
         self._answer()
         return ()

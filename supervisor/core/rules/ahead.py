@@ -3,6 +3,10 @@
 Its job depends on the end of the running job, and its launcher waits to be told to begin: until it is promoted it
 trains nothing, publishes nothing and counts for nothing. It is promoted when the run goes on as it was, and ended as
 not needed in every other case.
+
+A person's own script has no launcher. Its job finds a link that we keep pointing at the newest checkpoint that may be
+believed, until the job has begun: it may have read the link then. From then on it trains, also where the run does not
+go on: what the folder shows from then on is this attempt's, and is fenced when it turns out not to be needed.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from slurm.pending import is_launch_failure
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core import attempts as attempt_rules
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import restarts
+from supervisor.core import foreign, restarts
 from supervisor.core.draft import Draft
 from supervisor.model import (
     Attempt,
     AttemptEnd,
     AttemptState,
+    CheckpointState,
     Fresh,
     Intent,
     IntentKind,
@@ -36,7 +41,8 @@ def queue(draft: Draft, name: str) -> None:
         return
     spec = restarts.locate(run.spec, draft.snapshot.default_partition)
     size = restarts.choose_size(spec, records, draft.nodes, ours=frozenset(last.nodes))
-    if not size.nodes:
+    resume = _choose_link(draft, run) if run.script is not None else checkpoint_rules.ResumePoint()
+    if not size.nodes or resume.is_lost:
         return
     number = draft.next_number(name)
     reason = f"the time limit of attempt {last.number} is near: the next job is queued behind it"
@@ -48,6 +54,8 @@ def queue(draft: Draft, name: str) -> None:
         nodes_wanted=size.nodes,
         spares=size.spares,
         exclude=size.exclude,
+        resume_step=resume.step,
+        resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
         planned_at=draft.now,
     )
     draft.put(attempt, reason)
@@ -56,7 +64,7 @@ def queue(draft: Draft, name: str) -> None:
 
 def _is_wanted(draft: Draft, run: Run, last: Attempt) -> bool:
     before_s = run.spec.restart.queue_ahead_s
-    if before_s <= 0 or run.script is not None or run.state is not RunState.ACTIVE:
+    if before_s <= 0 or run.state is not RunState.ACTIVE:
         return False
     if draft.world.is_paused or run.is_paused or draft.policy.is_observe_only:
         return False
@@ -66,6 +74,60 @@ def _is_wanted(draft: Draft, run: Run, last: Attempt) -> bool:
     if last.state is not AttemptState.RUNNING or job is None or job.state is not JobState.RUNNING:
         return False
     return job.limit_at is not None and (job.limit_at - draft.now).total_seconds() <= before_s
+
+
+def learn_begun(draft: Draft, name: str) -> None:
+    """Note that a script's job has begun: it trains, whether or not its turn has come."""
+    ahead = draft.ahead(name)
+    if ahead is None or ahead.started_at is not None or draft.runs[name].script is None:
+        return
+    job = _find_job(draft, ahead)
+    if job is None or job.is_pending or not job.nodes:
+        return
+    draft.put(replace(ahead, started_at=job.start_at or draft.now), "its job has begun")
+
+
+def point(draft: Draft, name: str) -> None:
+    """Keep the link of a script's job that waits on the newest checkpoint that may be believed."""
+    run, ahead = draft.runs[name], draft.ahead(name)
+    if ahead is None or run.script is None or not _has_movable_link(ahead) or draft.policy.is_observe_only:
+        return
+    resume = _choose_link(draft, run)
+    path = checkpoint_rules.resume_path(run.spec.run_dir, resume)
+    if resume.is_lost or (ahead.resume_path and not path):
+        _end(draft, ahead, resume.why if resume.is_lost else "the checkpoint that it would begin from is gone")
+    elif path != ahead.resume_path:
+        draft.intend(
+            Intent(
+                kind=IntentKind.PROMOTE,
+                key=f"link:{name}:{ahead.number}",
+                reason=f"it would begin from {resume.place}",
+                text=path,
+                run=name,
+                attempt=ahead.number,
+                step=resume.step,
+            )
+        )
+
+
+def _has_movable_link(ahead: Attempt) -> bool:
+    """A job that has begun may have read it; before the submission has its answer it stays as it was submitted."""
+    return ahead.job_id is not None and ahead.started_at is None
+
+
+def _choose_link(draft: Draft, run: Run) -> checkpoint_rules.ResumePoint:
+    """As for a resubmission now, except that what must still be read back is passed over: it can't be waited for."""
+    is_foreign = foreign.is_foreign(run.spec.checkpoint)
+    choose = foreign.choose_foreign_resume if is_foreign else checkpoint_rules.choose_resume
+    known = draft.checkpoints(run.name)
+    resume = choose(known, run.spec.checkpoint, since=None)
+    while resume.checkpoint is None and resume.read_back:
+        passed = {c.key for c in resume.read_back}
+        known = tuple(c for c in known if c.key not in passed)
+        resume = choose(known, run.spec.checkpoint, since=None)
+        if resume.is_lost:  # what was passed over may turn out to be good
+            return checkpoint_rules.ResumePoint(why="no checkpoint is read back yet")
+    return resume
 
 
 def clear(draft: Draft, name: str) -> None:
@@ -83,8 +145,9 @@ def _why_not_needed(draft: Draft, run: Run, ahead: Attempt) -> str:
         return f"{', '.join(sorted(condemned))} must not be given to it"
     job = _find_job(draft, ahead)
     if job is None:
-        return "its job is gone from Slurm" if _is_absent(draft, ahead) else ""
-    if job.is_ended:
+        is_gone = ahead.started_at is None and _is_absent(draft, ahead)
+        return "its job is gone from Slurm" if is_gone else ""
+    if job.is_ended and ahead.started_at is None:
         return f"its job ended ({job.raw_state})"
     if job.restarts > 0 or JobFlag.REQUEUED in job.flags or is_launch_failure(job.reason):
         return f"Slurm requeued its job ({job.raw_state} {job.reason})"
@@ -96,25 +159,41 @@ def promote(draft: Draft, run: Run, ahead: Attempt, resume: checkpoint_rules.Res
     if fit < ahead.nodes_wanted + ahead.spares:
         _end(draft, ahead, f"{fit} healthy nodes are left, it wants {ahead.nodes_wanted + ahead.spares}")
         return
+    path = checkpoint_rules.resume_path(run.spec.run_dir, resume)
+    if run.script is not None and path != ahead.resume_path:
+        draft.note(f"{run.name}: attempt {ahead.number} waits for its link to point at step {resume.step}")
+        draft.wake_within(0.2)
+        return
     reason = f"its turn has come, from {resume.place}"
     promoted = replace(
         ahead,
         state=AttemptState.SUBMITTED if ahead.job_id is not None else AttemptState.PLANNED,
         resume_step=resume.step,
-        resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
+        resume_path=path,
     )
+    _put_promoted(draft, run, promoted, reason)
+    if run.script is None:
+        draft.intend(
+            Intent(
+                kind=IntentKind.PROMOTE,
+                key=f"promote:{run.name}:{ahead.number}",
+                reason=reason,
+                run=run.name,
+                attempt=ahead.number,
+            )
+        )
+
+
+def promote_begun(draft: Draft, run: Run, ahead: Attempt) -> None:
+    """A script's job that has begun: from where its link pointed at then, and on the nodes that it has."""
+    place = f"step {ahead.resume_step}" if ahead.resume_path else "the beginning"
+    _put_promoted(draft, run, replace(ahead, state=AttemptState.RUNNING), f"it has begun already, from {place}")
+
+
+def _put_promoted(draft: Draft, run: Run, promoted: Attempt, reason: str) -> None:
     draft.put(promoted, reason)
     if run.reason:
         draft.put(replace(run, reason=""), "goes on")
-    draft.intend(
-        Intent(
-            kind=IntentKind.PROMOTE,
-            key=f"promote:{run.name}:{ahead.number}",
-            reason=reason,
-            run=run.name,
-            attempt=ahead.number,
-        )
-    )
     draft.ask_slurm()
     draft.wake_within(0)
 
@@ -143,7 +222,20 @@ def _end(draft: Draft, ahead: Attempt, why: str) -> None:
         is_job_gone=ahead.job_id is None,
     )
     draft.put(over, f"not needed: {why}")
+    _fence(draft, over)
     draft.wake_within(0)
+
+
+def _fence(draft: Draft, over: Attempt) -> None:
+    """What was first seen after its job had begun does not count: nobody can say that it is not this one's."""
+    if over.started_at is None:
+        return
+    for checkpoint in draft.checkpoints(over.run):
+        is_usable = checkpoint.state in (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
+        is_its_own = checkpoint.attempt == over.number or checkpoint.first_seen_at >= over.started_at
+        if is_usable and is_its_own and checkpoint.stamp:
+            why = f"published after attempt {over.number}, which was not needed, had begun"
+            draft.put(replace(checkpoint, state=CheckpointState.FENCED, detail=why), why)
 
 
 def _submit_key(attempt: Attempt) -> str:

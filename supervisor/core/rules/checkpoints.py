@@ -38,7 +38,9 @@ def learn_checkpoints(draft: Draft, run: Run) -> None:
 
 def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
     """Take in what lies in the training's own checkpoint folder, and tell what stands in the way."""
-    ledger = draft.world.attempts.get(run.name, ())
+    # Of what was queued ahead, a script's job that has begun publishes too, whether its turn has come or not.
+    begun = (a for a in draft.world.aside.get(run.name, ()) if a.started_at is not None)
+    ledger = (*draft.world.attempts.get(run.name, ()), *begun)
     newest = max((c.key for c in draft.checkpoints(run.name)), default=None)
     learnt = foreign.fold_foreign(draft.checkpoints(run.name), view, ledger, run=run.name, now=draft.now)
     for checkpoint, why in learnt:

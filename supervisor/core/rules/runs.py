@@ -67,10 +67,13 @@ def start(draft: Draft, name: str) -> None:
         return
     if not _is_startable(run, last):
         return
+    ahead = draft.ahead(name)
+    if ahead is not None and ahead.started_at is not None:
+        ahead_rules.promote_begun(draft, run, ahead)
+        return
     resume, records = _choose_resume(draft, run, last), draft.records
     if resume is None or records is None:
         return
-    ahead = draft.ahead(name)
     ours = frozenset(last.nodes) if last is not None else frozenset()
     if ahead is not None:
         ours |= ahead_rules.find_nodes(draft, ahead)
@@ -139,6 +142,9 @@ def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
         return "the job of an earlier attempt is not gone yet"
     failures = restarts.count_failures(run, draft.attempts(run.name), draft.checkpoints(run.name))
     at = restarts.next_start_at(run.spec.restart, failures, last)
+    ahead = draft.ahead(run.name)
+    if ahead is not None and ahead.started_at is not None:
+        at = None  # it trains already
     if run.script is not None and last is not None and last.end is AttemptEnd.SAVED:
         at = None  # where it saved may not be known, and so not count; it said that it did
     if at is not None and at > draft.now:
