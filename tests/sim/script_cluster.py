@@ -45,6 +45,9 @@ class ForgetfulSlurm(FakeSlurm):
             for job in known
         )
 
+    def has_ended(self, job_id: int) -> bool:
+        return self._jobs[job_id].record.end_at is not None
+
     def requeue(self, job_id: int) -> None:
         """`scontrol requeue` by an administrator: the same job waits again."""
         self._settle()
@@ -100,6 +103,7 @@ class ScriptCluster:
     final_step: int
     checkpoints: dict[str, Saved] = field(default_factory=dict)
     logs: dict[Path, tuple[int, datetime]] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
     is_hanging: bool = False
     cut: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
@@ -155,6 +159,10 @@ class ScriptCluster:
 
     def _start(self, job: JobRecord) -> None:
         now, request = self.clock.now(), self.slurm.request_of(job.job_id)
+        for script in self.scripts:
+            if not script.is_zombie and self.slurm.has_ended(script.job_id):  # one behind it starts in the same moment
+                script.is_zombie = script.nodes[0] in self.cut
+                script.is_dead |= not script.is_zombie
         if any(not s.is_dead and not s.is_zombie for s in self.scripts):
             raise Broken(f"job {job.job_id} starts beside another")
         for script in self.scripts:
@@ -168,19 +176,28 @@ class ScriptCluster:
             self.on_resume(job, request)
         rendered = render_log_path(self.output, job_id=job.job_id, job_name=job.name, user="root", node=job.nodes[0])
         assert rendered is not None
-        environment: Mapping[str, str] = request.environment
+        resume_from, step = self.find_resume(request)
         script = Script(
             job_id=job.job_id,
             nodes=job.nodes,
             log=Path(rendered),
-            step=int(environment[contract.ENV_RESUME_STEP]),
-            resume_from=environment[contract.ENV_RESUME_FROM],
+            step=step,
+            resume_from=resume_from,
             started_at=now,
             stepped_at=now,
             restarts=job.restarts,
         )
         self._print(script, at=now)
         self.scripts.append(script)
+
+    def find_resume(self, request: SubmitRequest) -> tuple[str, int]:
+        """(path, step) that a job begins from now: of one that was queued ahead, where its link points."""
+        environment: Mapping[str, str] = request.environment
+        path, step = environment[contract.ENV_RESUME_FROM], environment[contract.ENV_RESUME_STEP]
+        if step:
+            return path, int(step)
+        target = self.links.get(path, "")
+        return target, int(target.rpartition("-")[2]) if target else 0
 
     def _print(self, script: Script, *, at: datetime) -> None:
         size, _ = self.logs.get(script.log, (0, at))
@@ -271,6 +288,8 @@ class ScriptReader:
 
     def link_resume(self, run_dir: Path, attempt: int, target: str) -> None:
         self._answer()
+        self._on_act("link_resume")
+        self._cluster.links[str(contract.RunPaths(run_dir).resume_link(attempt))] = target
         self._on_act("link_resume")
 
     def find_logs(self, folder: Path, pattern: str) -> tuple[LogFile, ...]:

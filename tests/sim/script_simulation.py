@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 
 from slurm.types import JobRecord, JobState, SubmitRequest, Submitted
 from supervisor.config import SlurmSettings, SweepSettings
 from supervisor.daemon import Daemon
-from supervisor.model import Attempt, CheckpointState, Run, RunState
+from supervisor.model import Attempt, Checkpoint, CheckpointState, Run, RunState
 from supervisor.observe import Observer
 from supervisor.scripts import Handed, read_script
 from supervisor.store import Store
@@ -94,6 +94,7 @@ class ScriptSchedule:
     has_shared_log: bool
     final_step: int
     min_job_age_s: int
+    is_queued_ahead: bool  # the next job waits behind each running one
     crashes_at_once: bool  # the first job, whose answer is lost: what it leaves is all that is known of it
 
 
@@ -119,6 +120,7 @@ def draw_schedule(seed: int) -> ScriptSchedule:
         final_step=final_step,
         min_job_age_s=random.choice([60, 300]),
         crashes_at_once=is_lost and random.random() < 0.7,
+        is_queued_ahead=random.random() < 0.4,
     )
 
 
@@ -167,6 +169,7 @@ class ScriptSimulation:
         output = "logs/all.out" if schedule.has_shared_log else "logs/%x-%j.out"
         words = (
             *("--nodes=1", f"--output={output}", f"--supervise-checkpoint-dir={CHECKPOINTS}", "--supervise-layout=dcp"),
+            *(["--supervise-queue-ahead-s=9e8"] if schedule.is_queued_ahead else []),
             *("--supervise-stall-s=400", "train.sh", *ARGUMENTS),
         )
         environment = {"KEY": SECRET, "PATH": "/bin"}
@@ -389,6 +392,11 @@ class ScriptSimulation:
         self._look()
         return self._attempts
 
+    def _find(self, job: JobRecord) -> Attempt:
+        """The attempt that a job was submitted for, queued ahead or not."""
+        every = (*self.attempts(), *self._truth.load_aside(RUN))
+        return next(a for a in every if a.token == job.comment)
+
     def _look(self) -> None:
         """Read the ledger again if somebody has written to it."""
         version = self._truth._db.execute("PRAGMA data_version").fetchone()[0]
@@ -398,7 +406,8 @@ class ScriptSimulation:
 
     def _check(self) -> None:
         live = self.cluster.live_jobs()
-        if len(live) > 1:
+        waiting = sum(job.is_pending and bool(self._find(job).is_aside) for job in live)
+        if len(live) > 1 + min(1, waiting):
             raise Broken(f"{len(live)} live jobs of one run: {[(j.job_id, j.comment) for j in live]}")
         if sum(not a.is_over for a in self.attempts()) > 1:
             raise Broken("two live attempts in the ledger")
@@ -406,16 +415,29 @@ class ScriptSimulation:
         if run.state in (RunState.HELD, RunState.STOPPED) and not run.reason:
             raise Broken(f"the run is {run.state} without a reason")
 
+    def _was_read_back(self, checkpoint: Checkpoint, by: datetime) -> bool:
+        """True when that was known by then: where nothing happens the daemon looks seldom."""
+        pace = timedelta(seconds=self.schedule.min_job_age_s / 3)
+        return checkpoint.verified_at is not None and checkpoint.verified_at + pace < by
+
     def _check_resume(self, job: JobRecord, request: SubmitRequest) -> None:
-        """A job starts: from the newest whole checkpoint that had been seen when it was planned."""
-        number, step = (int(request.environment[name]) for name in (contract.ENV_ATTEMPT, contract.ENV_RESUME_STEP))
-        attempt = next(a for a in self.attempts() if a.number == number)
+        """A job starts: from the newest whole checkpoint that had been seen when it was planned.
+
+        One that was queued ahead: from the newest that had been read back by then, or a newer one.
+        """
+        number, (_, step) = int(request.environment[contract.ENV_ATTEMPT]), self.cluster.find_resume(request)
+        attempt = self._find(job)
+        is_ahead = not request.environment[contract.ENV_RESUME_STEP]
         none = (CheckpointState.FENCED, CheckpointState.PRUNED)
         seen = [c for c in self._truth.load_checkpoints(RUN) if c.state not in none]
+        given_up = {a.number for a in self._truth.load_aside(RUN) if a.is_over}
+        if any(c.attempt in given_up for c in seen):
+            raise Broken(f"checkpoints of an attempt that was not needed count: {seen}")
         whole = [
             c
             for c in seen
             if c.first_seen_at <= attempt.planned_at
+            and (not is_ahead or self._was_read_back(c, attempt.planned_at))
             and (saved := self.cluster.checkpoints.get(c.path)) is not None
             and saved.broken_at is None
             and c.state is not CheckpointState.CORRUPT
