@@ -42,7 +42,10 @@ def watched(pid: int, record: Path) -> Iterator[None]:
         yield
     finally:
         process.send_signal(signal.SIGINT)  # detaches
-        process.wait(20)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()  # it sometimes stays: what it watched would stay with it
         assert process.stderr is not None
         process.stderr.close()
 
