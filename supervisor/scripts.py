@@ -225,6 +225,11 @@ def _notes(wanted: Effective, text: str, spec: RunSpec, *, may_requeue: bool) ->
         notes.append("--comment is not passed on: the supervisor finds the job by its own")
     if spec.slurm.warn_before_limit_s > 0 and wanted.has("signal"):
         notes.append("--supervise-warn-s is not used: --signal is given")
+    if spec.restart.queue_ahead_s > 0 and any("{resume_step}" in word for word in wanted.arguments):
+        notes.append(
+            "{resume_step} is empty in a job that was queued ahead: nobody knows it yet; {resume_from} is a link "
+            "to the checkpoint"
+        )
     if wanted.nodelist is not None:
         notes.append("--nodelist binds every attempt to these nodes: a broken one of them can't be left out")
     name = (wanted.script or "").rpartition("/")[2]

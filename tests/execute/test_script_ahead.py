@@ -114,6 +114,12 @@ def test_it_asks_to_be_queued_ahead_by_an_option_or_a_line() -> None:
     assert read("--supervise-queue-ahead-s=60", "train.sh", text=text).spec.restart.queue_ahead_s == 60
 
 
+def test_a_script_that_asks_for_the_step_is_told_that_there_is_none() -> None:
+    ahead = "--supervise-queue-ahead-s=60"
+    notes = [read(*words).notes for words in ((ahead, *WORDS), (ahead, "train.sh", "{resume_from}"), WORDS)]
+    assert [[note for note in each if "{resume_step}" in note] != [] for each in notes] == [True, False, False]
+
+
 def test_a_warning_is_asked_for_where_no_signal_is() -> None:
     signals = [
         [o for o in submission(read(*words, "train.sh")).options if o.startswith("--signal")]
