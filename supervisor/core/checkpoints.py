@@ -31,8 +31,9 @@ def fold_view(
 ) -> list[tuple[Checkpoint, str]]:
     """What a look at the checkpoint folders teaches: (checkpoint as it is now, why).
 
-    `attempts` are as the ledger has them: what an attempt publishes after it was declared over is fenced. Of `unknown`
-    ones (step, attempt) nothing is learnt, least of all that they are gone.
+    `attempts` are as the ledger has them: what an attempt publishes after it was declared over is fenced, and so is
+    what bears the number of an attempt that was not made yet. Of `unknown` ones (step, attempt) nothing is learnt,
+    least of all that they are gone.
     """
     ended = {a.number: a.is_over for a in attempts}
     learnt = []
@@ -55,8 +56,8 @@ def fold_view(
 def _first_sight(
     view: CheckpointView, is_over: bool | None, *, run: str, now: datetime
 ) -> tuple[Checkpoint, str] | None:
-    if is_over is None or not view.is_complete:
-        return None  # an attempt that the ledger does not know, or a folder whose files are not all there yet
+    if not view.is_complete:
+        return None  # not all of its files are there yet
     checkpoint = Checkpoint(
         run=run,
         step=view.step,
@@ -68,6 +69,9 @@ def _first_sight(
         samples=view.samples,
         first_seen_at=now,
     )
+    if is_over is None:  # once that attempt is made, the folder would be taken for its work
+        why = f"there before attempt {view.attempt} was"
+        return replace(checkpoint, state=CheckpointState.FENCED, detail=why), why
     if is_over:
         why = f"published by attempt {view.attempt} after it was over"
         return replace(checkpoint, state=CheckpointState.FENCED, detail=why), why

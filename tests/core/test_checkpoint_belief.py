@@ -52,8 +52,9 @@ def test_a_folder_whose_files_are_not_all_there_is_no_checkpoint(detail: str) ->
     assert learnt([checkpoint_view(420, is_complete=False, detail=detail)]) == {}
 
 
-def test_a_checkpoint_of_an_attempt_that_the_ledger_does_not_know_counts_for_nothing() -> None:
-    assert learnt([checkpoint_view(100, 7)]) == {}
+def test_a_checkpoint_of_an_attempt_that_is_not_made_yet_is_fenced_before_it_could_pass_for_its_work() -> None:
+    assert learnt([checkpoint_view(100, 7)]) == {(100, 7): FENCED}
+    assert learnt([checkpoint_view(100, 7)], checkpoint(100, 7, state=FENCED)) == {}
 
 
 def test_what_is_published_after_its_attempt_was_over_is_fenced() -> None:

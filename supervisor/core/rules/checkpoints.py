@@ -28,9 +28,12 @@ def learn_checkpoints(draft: Draft, run: Run) -> None:
         return
     known = {c.key: c for c in draft.checkpoints(run.name)}
     # the ledger's attempts, not the draft's: what was published before this very look still counts
-    ledger = draft.world.attempts.get(run.name, ())
+    aside = draft.world.aside.get(run.name, ())
+    ledger = (*draft.world.attempts.get(run.name, ()), *(a for a in aside if a.is_over))
+    ahead = {a.number for a in aside if not a.is_over}  # judged once its turn has come
+    views = tuple(v for v in view.checkpoints if v.attempt not in ahead)
     learnt = checkpoint_rules.fold_view(
-        known, view.checkpoints, ledger, run=run.name, now=draft.now, unknown=view.unknown_checkpoints
+        known, views, ledger, run=run.name, now=draft.now, unknown=view.unknown_checkpoints
     )
     for checkpoint, why in learnt:
         put_checkpoint(draft, checkpoint, why)
