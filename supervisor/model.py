@@ -161,7 +161,7 @@ class RunSpec:
     command: tuple[str, ...]  # the training script and its arguments, as a list
     root: Path  # holds the run's directory; on a file system that head and compute nodes share
     nodes: NodesSpec
-    workdir: Path = Path("/")  # working directory of the training: the run file's own folder
+    workdir: Path = Path("/")  # working directory of the training
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     progress: ProgressSpec = field(default_factory=ProgressSpec)

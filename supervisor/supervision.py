@@ -10,6 +10,7 @@ import difflib
 import math
 import re
 import shlex
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,6 +22,7 @@ from supervisor.model import LAYOUTS, MAX_WARNING_S
 PREFIX = "--supervise-"
 _DIRECTIVE = re.compile(r"#SUPERVISE(?=\s|$)(.*)")
 _MAX_VALUE_CHARS = 4096
+_HELP_CHARS = 78  # with the two that click puts in front: 80, as wide as any terminal
 
 
 class BadSupervision(ValueError):
@@ -242,9 +244,20 @@ def render_tables(settings: Settings) -> dict[str, Any]:
 
 
 def render_help() -> str:
-    """The options, one a line, for the command's help."""
+    """The options for the command's help, in lines for 80 columns: what is longer goes on below its start."""
     width = max(len(_usage(option)) for option in OPTIONS) + 2
-    return "\n".join(f"{_usage(option):{width}}{option.help}" for option in OPTIONS)
+    return "\n".join(_render_option(option, width) for option in OPTIONS)
+
+
+def _render_option(option: Option, width: int) -> str:
+    return textwrap.fill(
+        option.help,
+        width=_HELP_CHARS,
+        initial_indent=f"{_usage(option):{width}}",
+        subsequent_indent=" " * width,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _usage(option: Option) -> str:

@@ -12,7 +12,7 @@ MISSING = (
     "/opt/venv/bin/python3: Error while finding module specification for 'trainer.exmaple.train' "
     "(ModuleNotFoundError: No module named 'trainer.exmaple')"
 )
-NOT_EXECUTABLE = "/runs/gpt/attempts/1/batch.sh: line 9: exec: /root/venv/bin/python: cannot execute: Permission denied"
+NOT_EXECUTABLE = "/runs/gpt/attempts/1/batch.sh: line 9: exec: /opt/venv/bin/python: cannot execute: Permission denied"
 
 
 @pytest.mark.parametrize("line", [MISSING, NOT_EXECUTABLE])

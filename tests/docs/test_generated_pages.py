@@ -13,3 +13,7 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 def test_every_configuration_key_says_what_it_means() -> None:
     rows = [line for line in pages()["configuration.md"].splitlines() if line.startswith("| `")]
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_no_line_of_the_help_is_wider_than_the_page() -> None:
+    assert [line for line in pages()["cli.md"].splitlines() if len(line) > 100] == []

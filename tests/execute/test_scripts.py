@@ -348,7 +348,7 @@ def test_a_first_submission_is_one_before_which_no_job_was() -> None:
         ([], "/home/ann/slurm-7.out", None),
         (["-o", "log"], "/home/ann/log", "/home/ann/log"),
         (["-o", "/logs/%x-%4j.%N"], "/logs/train-0007.n2", None),
-        (["-D", "/work", "-o", "l.%j"], "/work/l.7", None),
+        (["-D", "/project", "-o", "l.%j"], "/project/l.7", None),
         (["-o", "/dev/null"], None, None),
         (["-o", "%q"], None, None),
     ],
