@@ -26,9 +26,10 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSteps:
-    """The newest step in what was read; where the next look starts; what is wrong with the pattern, for a person."""
+    """The steps in what was read; where the next look starts; what is wrong with the pattern, for a person."""
 
-    step: int | None = None
+    step: int | None = None  # the newest
+    first: int | None = None  # None too where the beginning of a long text was passed over
     offset: int = 0
     fault: str = ""
 
@@ -48,7 +49,10 @@ def find_step(path: str | Path, pattern: str, *, since: int) -> LogSteps:
         end = len(data)
     try:
         with _time_limit():
-            return LogSteps(step=search(data[:end].decode("utf-8", "replace"), pattern), offset=start + end)
+            text = data[:end].decode("utf-8", "replace")
+            step = search(text, pattern)
+            first = None if step is None or start > since else search(text, pattern, first=True)
+            return LogSteps(step=step, first=first, offset=start + end)
     except _TooSlow:
         fault = f"the progress pattern takes too long on {path}: the log is not searched for steps in this attempt"
         return LogSteps(offset=start + end, fault=fault)
@@ -56,11 +60,11 @@ def find_step(path: str | Path, pattern: str, *, since: int) -> LogSteps:
         return LogSteps(offset=start + end, fault=f"the progress pattern can't be used: {error}")
 
 
-def search(text: str, pattern: str) -> int | None:
-    """The number in the last line that the pattern finds one in."""
-    finder = re.compile(pattern)
-    for line in reversed(re.split(r"[\r\n]+", _COLOUR.sub("", text))):
-        for found in reversed(list(finder.finditer(line[:MAX_LINE]))):
+def search(text: str, pattern: str, *, first: bool = False) -> int | None:
+    """The number in the last line that the pattern finds one in; `first`: in the first one."""
+    finder, way = re.compile(pattern), 1 if first else -1
+    for line in re.split(r"[\r\n]+", _COLOUR.sub("", text))[::way]:
+        for found in list(finder.finditer(line[:MAX_LINE]))[::way]:
             digits = found[1] if finder.groups else found[0]
             if digits and digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS:
                 return int(digits)

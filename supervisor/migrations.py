@@ -102,6 +102,7 @@ CREATE TABLE attempts (
   end_detail TEXT NOT NULL,
   exit_code INTEGER,
   is_job_gone INTEGER NOT NULL,
+  first_step INTEGER,
   last_step INTEGER,
   phase TEXT NOT NULL,
   progress_at TEXT,

@@ -227,6 +227,9 @@ class Run:
         return f"sup:{self.name}:{number}:{int(self.created_at.timestamp()):x}"
 
 
+UNREPORTED = "unreported"  # the phase of an attempt that runs and tells no steps
+
+
 class AttemptState(StrEnum):
     """Life of one attempt. Only OVER attempts are fenced; a run has at most one that is neither OVER nor AHEAD."""
 
@@ -299,6 +302,7 @@ class Attempt:
     end_detail: str = ""
     exit_code: int | None = None
     is_job_gone: bool = False  # Slurm runs nothing of it any more (COMPLETING counts as gone)
+    first_step: int | None = None  # the first that its log tells, where steps are read from the log
     last_step: int | None = None  # newest step seen
     phase: str = ""
     progress_at: datetime | None = None  # when the newest progress was stored

@@ -75,6 +75,7 @@ class RunView:
 
     attempt: int
     progress: Seen[Progress] | None = None
+    first_step: int | None = None  # the first that the log tells, where progress is read from the log
     launch: Seen[LaunchReport] | None = None
     log: Seen[int] | None = None  # size of the job's log, bytes: the sign of life of a script that reports no progress
     exit: ExitRecord | None = None

@@ -225,10 +225,11 @@ class _Blindness:
 
 @dataclass(slots=True, kw_only=True)
 class _LogReading:
-    """How far one attempt's log has been searched, and the newest step in it."""
+    """How far one attempt's log has been searched, the first step in it and the newest."""
 
     attempt: int
     offset: int
+    first: int | None = None
     step: int | None = None
     since: float = 0.0
     seq: int = 0
@@ -236,6 +237,8 @@ class _LogReading:
 
     def take(self, found: LogSteps, now: float) -> None:
         self.offset, self.fault = found.offset, found.fault
+        if self.step is None:
+            self.first = found.first
         if found.step is not None and found.step != self.step:
             self.step, self.since, self.seq = found.step, now, self.seq + 1
 
@@ -248,7 +251,8 @@ class _LogReading:
         # Nobody says how rarely such a training prints its step, nor that it saves or evaluates: a log or a save that
         # grows is a sign of life too.
         ages = [now - self.since, *([view.log.unchanged_s] if view.log is not None else [])]
-        return replace(view, progress=Seen(value=progress, unchanged_s=max(0.0, min(ages))))
+        newest = Seen(value=progress, unchanged_s=max(0.0, min(ages)))
+        return replace(view, progress=newest, first_step=self.first)
 
 
 def _growth(surveyed: Surveyed | _Blindness | None) -> str:

@@ -16,6 +16,7 @@ from slurm.pending import explain_start_failure, is_launch_failure
 from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState, NodeBase, NodeRecord
 from supervisor.model import (
+    UNREPORTED,
     Attempt,
     AttemptEnd,
     AttemptState,
@@ -84,6 +85,7 @@ class Sight:
     cause: Cause | None = None
     taken: frozenset[str] = frozenset()  # its nodes that planned work has taken
     unlaunchable: frozenset[str] = frozenset()  # its nodes that Slurm has drained because a launch failed there
+    lost: tuple[Silence, ...] = ()  # its nodes that Slurm calls DOWN or not responding now, other than for a reboot
     silent: tuple[Silence, ...] = ()
     failed_by_slurm: tuple[Silence, ...] = ()
     smaller: int = 0  # nodes that a smaller job could have, while the present one waits for more than are healthy
@@ -127,6 +129,7 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
         cause=snapshot.causes.get(run.name),
         taken=_find_taken(attempt, snapshot),
         unlaunchable=_find_unlaunchable(job.nodes if job is not None else attempt.nodes, snapshot),
+        lost=_find_lost(attempt.nodes or (job.nodes if job is not None else ()), snapshot),
     )
 
 
@@ -182,6 +185,14 @@ def has_unregistered(attempt: Attempt, nodes: Fresh[Mapping[str, NodeRecord]] | 
     return any(record is not None and record.base is NodeBase.UNKNOWN for record in records)
 
 
+def _find_lost(nodes: Iterable[str], snapshot: Snapshot) -> tuple[Silence, ...]:
+    if not isinstance(snapshot.nodes, Fresh):
+        return ()
+    records = (snapshot.nodes.value.get(node) for node in nodes)
+    lost = (r for r in records if r is not None and not r.is_responding and not r.flags & _PLANNED_WORK)
+    return tuple(Silence(node=r.name, evidence=f"{r.name}: Slurm says {r.raw_state}") for r in lost)
+
+
 def _is_settled(attempt: Attempt, asked_at: datetime) -> bool:
     return attempt.submitted_at is not None and asked_at > attempt.submitted_at + timedelta(seconds=ABSENT_MARGIN_S)
 
@@ -212,9 +223,9 @@ def fold_attempt(sight: Sight) -> Attempt:
     if sight.is_suspended:
         return _fold_suspension(attempt, sight.now)
     if view is not None and view.progress is None and attempt.stepped_at is None:
-        attempt = _fold_unreported(attempt, view, sight.now, has_launcher=sight.run.script is None)
+        attempt = _fold_unreported(attempt, view, sight.now, sight.run)
     if view is not None and view.progress is not None:
-        attempt = _fold_progress(attempt, view.progress, sight.now)
+        attempt = _fold_progress(attempt, view.progress, view.first_step, sight.now)
     return attempt
 
 
@@ -236,22 +247,36 @@ def _since_suspension_s(attempt: Attempt, now: datetime) -> float:
     return (now - attempt.progress_at).total_seconds()
 
 
-UNREPORTED = "unreported"  # phase of a script that writes no progress file
 _UNREPORTED_AFTER_S = 30.0
+_NO_LOG_AFTER_S = 5.0
 
 
-def _fold_unreported(attempt: Attempt, view: RunView, now: datetime, *, has_launcher: bool) -> Attempt:
+def _fold_unreported(attempt: Attempt, view: RunView, now: datetime, run: Run) -> Attempt:
     """Workers run and nobody has told of progress for a while: the script does not; it counts as under way.
 
     Without a launcher (a batch script of the person's own) Slurm's word that the job runs has to do.
     """
-    is_running = not has_launcher or (view.launch is not None and view.launch.value.phase == "running")
-    if not is_running or attempt.started_at is None or (now - attempt.started_at).total_seconds() < _UNREPORTED_AFTER_S:
+    is_running = run.script is not None or (view.launch is not None and view.launch.value.phase == "running")
+    if not is_running or attempt.started_at is None:
         return attempt
-    return replace(attempt, stepped_at=now, phase=UNREPORTED, progress_at=now)
+    ran_s = (now - attempt.started_at).total_seconds()
+    is_quiet = run.script is not None and not run.spec.progress.pattern
+    if attempt.phase != UNREPORTED and is_quiet and _shows_life(view, ran_s):
+        attempt = replace(attempt, phase=UNREPORTED, progress_at=now)
+    if ran_s < _UNREPORTED_AFTER_S:
+        return attempt  # a first step that is told may still come: it counts then
+    since = now
+    if attempt.phase == UNREPORTED and attempt.progress_at is not None:
+        since = attempt.progress_at
+    return replace(attempt, stepped_at=since, phase=UNREPORTED, progress_at=since)
 
 
-def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], now: datetime) -> Attempt:
+def _shows_life(view: RunView, ran_s: float) -> bool:
+    """A script's log has grown; where nothing is known of its log, it has run for a few seconds."""
+    return view.log.value > 0 if view.log is not None else ran_s >= _NO_LOG_AFTER_S
+
+
+def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], first_step: int | None, now: datetime) -> Attempt:
     progress = seen.value
     if progress.attempt != attempt.number or seen.unchanged_s >= _since_suspension_s(attempt, now):
         return attempt
@@ -262,6 +287,7 @@ def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], now: datetim
         return attempt
     return replace(
         attempt,
+        first_step=first_step if attempt.first_step is None else attempt.first_step,
         last_step=max(progress.step, attempt.last_step or 0),
         phase=progress.phase,
         progress_at=now,
@@ -544,6 +570,8 @@ def _requeued_by_slurm(sight: Sight) -> Ended | None:
     if sight.attempt.is_adopted and job.submit_at == sight.attempt.submitted_at:
         return None  # requeued before it was adopted; another requeue is another submission
     nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
+    if not nodes and _has_never_begun(sight) and (sight.lost or _began_just_now(sight)):
+        return _failed_launch(sight, job)
     if _asks_for_requeue(sight.run) and not nodes and not is_launch_failure(job.reason):
         detail = f"job {job.job_id} was requeued, as its script asks Slurm for: it goes on as a new job"
         return Ended(end=AttemptEnd.SAVED, detail=detail, evidence=(detail,))
@@ -552,6 +580,32 @@ def _requeued_by_slurm(sight: Sight) -> Ended | None:
         return Ended(end=AttemptEnd.PREEMPTED, detail=detail, evidence=(detail,))
     detail = f"Slurm requeued job {job.job_id} by itself ({job.raw_state} {job.reason}".rstrip() + ")"
     return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
+
+
+_JUST_NOW_S = 10.0
+
+
+def _has_never_begun(sight: Sight) -> bool:
+    """Nothing of the job has written anything, though Slurm has shown it as running."""
+    view = sight.view
+    if sight.attempt.started_at is None or view is None or view.launch is not None or view.exit is not None:
+        return False
+    return view.progress is None and (view.log is None or view.log.value == 0)
+
+
+def _began_just_now(sight: Sight) -> bool:
+    started_at = sight.attempt.started_at
+    return started_at is not None and (sight.now - started_at).total_seconds() <= _JUST_NOW_S
+
+
+def _failed_launch(sight: Sight, job: JobRecord) -> Ended:
+    """Slurm could not start the job on its batch host: nobody requeued it. A node that it calls lost is to blame."""
+    says = tuple(s.evidence for s in sight.lost)
+    detail = "; ".join((f"Slurm requeued job {job.job_id} before it had begun ({job.raw_state})", *says))
+    named = tuple(s.node for s in sight.lost)
+    own = sight.attempt.nodes or job.nodes
+    hint = own[0] if len(own) == 1 else None
+    return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=named, hint=hint, evidence=(detail,))
 
 
 def _asks_for_requeue(run: Run) -> bool:

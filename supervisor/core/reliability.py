@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from supervisor.model import Attempt, Interruption
+from supervisor.model import UNREPORTED, Attempt, Interruption
 
 # Llama 3: 419 unexpected interruptions in 54 days on 16,384 GPUs (Grattafiori et al. 2024, arXiv 2407.21783).
 LLAMA3_INTERRUPTIONS = 419
@@ -104,26 +104,45 @@ def run_mtbf(attempts: Sequence[Attempt], interruptions: Sequence[Interruption],
     return estimate_mtbf(observed_s, unplanned) if observed_s > 0 else None
 
 
-def ettr(attempts: Sequence[Attempt], now: datetime) -> float | None:
-    """Effective training time ratio so far, 0 to 1; None before the first step was seen.
+def ettr(attempts: Sequence[Attempt], now: datetime, *, is_script: bool = False) -> float | None:
+    """Effective training time ratio so far, 0 to 1; None before the first step was seen, or where none is told.
 
     Productive time over (wall-clock time - queueing). Productive is the time from an attempt's first step to its last
     sign of progress, times the share of its steps that no later attempt had to do again. What a job waits in the queue
     is left out; noticing, restarting, loading and checking count as loss. Blocking saves are in the stepping time.
+
+    A person's own script (`is_script`) may resume by itself: until its steps tell where it went on, nothing counts as
+    done again.
     """
     ran = sorted((a for a in attempts if a.started_at is not None), key=lambda a: a.number)
-    if not any(attempt.stepped_at for attempt in ran):
+    if not any(attempt.stepped_at and attempt.last_step is not None for attempt in ran):
         return None
-    productive_s = math.fsum(_productive_s(attempt, _resumed_from(attempt, attempts), now) for attempt in ran)
+    resumed_from = {a.number: _resumed_from(a, attempts, is_script=is_script) for a in ran}
+    productive_s = math.fsum(_productive_s(attempt, resumed_from[attempt.number], now) for attempt in ran)
     wall_s = _wall_s(ran, now)
     return max(0.0, min(1.0, productive_s / wall_s)) if wall_s > 0 else None
 
 
-def _resumed_from(attempt: Attempt, attempts: Sequence[Attempt]) -> int | None:
+def _resumed_from(attempt: Attempt, attempts: Sequence[Attempt], *, is_script: bool) -> int | None:
     """The earliest step that training went on from after this attempt: what lies beyond it was done again."""
     later = [other for other in attempts if other.number > attempt.number]
     newest = max((other.number for other in later), default=0)
-    return min((o.resume_step for o in later if o.stepped_at is not None or o.number == newest), default=None)
+    begun = (o for o in later if o.stepped_at is not None or o.number == newest)
+    steps = (find_resume_step(o) if is_script else _resume_step(o) for o in begun)
+    return min((step for step in steps if step is not None), default=None)
+
+
+def find_resume_step(attempt: Attempt) -> int | None:
+    """The step that an attempt went on from: as it was told, or as its own first step shows; None: nobody knows."""
+    if attempt.resume_path or attempt.first_step is not None:
+        return _resume_step(attempt)
+    return attempt.resume_step if attempt.last_step is not None else None
+
+
+def _resume_step(attempt: Attempt) -> int:
+    if attempt.resume_path or attempt.first_step is None:
+        return attempt.resume_step
+    return max(attempt.resume_step, attempt.first_step - 1)
 
 
 def _ran_s(attempt: Attempt, now: datetime, since: datetime | None) -> float:
@@ -134,14 +153,15 @@ def _ran_s(attempt: Attempt, now: datetime, since: datetime | None) -> float:
 
 
 def _productive_s(attempt: Attempt, resumed_from: int | None, now: datetime) -> float:
-    steps = (attempt.last_step or 0) - attempt.resume_step
+    resume_step = _resume_step(attempt)
+    steps = (attempt.last_step or 0) - resume_step
     if attempt.stepped_at is None or steps <= 0:
         return 0.0
     end = attempt.over_at or now
     if attempt.progress_at is not None:
         end = min(end, attempt.progress_at)  # what came after the last sign of progress was waiting for us to notice
     stepped_s = max(0.0, (end - attempt.stepped_at).total_seconds())
-    kept = steps if resumed_from is None else min(steps, max(0, resumed_from - attempt.resume_step))
+    kept = steps if resumed_from is None else min(steps, max(0, resumed_from - resume_step))
     return stepped_s * kept / steps
 
 
@@ -185,7 +205,7 @@ def split_gap(interruption: Interruption, ended: Attempt | None, now: datetime) 
     Work is lost from the last step that was seen (the record of progress is a few seconds old at most). Instants come
     from one clock per run of the daemon: a step of the host's clock between two of them shows as a negative part.
     """
-    seen_at = ended.progress_at if ended is not None else None
+    seen_at = ended.progress_at if ended is not None and ended.phase != UNREPORTED else None
     known = [seen_at or interruption.detected_at, interruption.detected_at]
     is_open = interruption.caught_up_at is None
     known += [at for at in (interruption.resumed_at, interruption.caught_up_at) if at is not None]

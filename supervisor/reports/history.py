@@ -120,7 +120,7 @@ def _summary_as_json(history: History) -> dict[str, Any]:
         "mtbf_high_h": mtbf.high_h if mtbf else None,
         "recovery_median_s": statistics.median(recoveries) if recoveries else None,
         "recovery_max_s": max(recoveries, default=None),
-        "lost_steps": sum(interruption.lost_steps or 0 for interruption in history.unplanned),
+        "lost_steps": _lost_steps(history.unplanned),
         "not_resumed": sum(1 for interruption in history.unplanned if interruption.resumed_at is None),
     }
 
@@ -128,6 +128,12 @@ def _summary_as_json(history: History) -> dict[str, Any]:
 def _down_s(history: History, interruptions: Sequence[Interruption]) -> float:
     """Seconds between notice and the first new step; of those that are still open, until now."""
     return math.fsum(history.gap(interruption).restart_s for interruption in interruptions)
+
+
+def _lost_steps(interruptions: Sequence[Interruption]) -> int | None:
+    """Steps done again, as far as they are known; None where there were interruptions and it is known of none."""
+    known = [i.lost_steps for i in interruptions if i.lost_steps is not None]
+    return sum(known) if known or not interruptions else None
 
 
 def _recoveries_s(interruptions: Sequence[Interruption]) -> list[float]:
@@ -184,8 +190,9 @@ def _unplanned_words(history: History) -> str:
         )
     recoveries = _recoveries_s(history.unplanned)
     median = f", recovered in {duration(statistics.median(recoveries))} (median)" if recoveries else ""
-    lost = sum(interruption.lost_steps or 0 for interruption in history.unplanned)
+    lost = _lost_steps(history.unplanned)
+    again = f", {lost} steps done again" if lost is not None else ""
     return (
         f"{len(history.unplanned)} unplanned in {duration(history.observed_s)} of running: MTBF "
-        f"{mtbf_words(history.mtbf)}{median}, {lost} steps done again"
+        f"{mtbf_words(history.mtbf)}{median}{again}"
     )

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from supervisor.core.reliability import Mtbf, ettr, run_mtbf
-from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
+from supervisor.model import UNREPORTED, Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
 from supervisor.reports.liveness import Liveness
 from supervisor.reports.table import Table, duration, instant, number, one_line
 from supervisor.store import DaemonRow, Store
@@ -86,7 +86,7 @@ def judge_run(
         verified_step=max((c.step for c in checkpoints if c.state is CheckpointState.VERIFIED), default=None),
         interruptions=sum(1 for interruption in interruptions if not interruption.is_planned),
         mtbf=run_mtbf(attempts, interruptions, now),
-        ettr=ettr(attempts, now),
+        ettr=ettr(attempts, now, is_script=run.script is not None),
         reason=_judge_reason(run, state, attempts, next_at),
         next_start_at=next_at,
     )
@@ -108,7 +108,7 @@ def state_word(run: Run, last: Attempt | None) -> str:
         return "pending" if last is None else "recovering"
     if last.state is not AttemptState.RUNNING:
         return "pending" if is_first else "recovering"
-    if last.stepped_at is None:
+    if last.stepped_at is None and last.phase != UNREPORTED:
         return "starting" if is_first else "recovering"
     return "running"
 

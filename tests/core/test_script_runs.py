@@ -12,19 +12,25 @@ from slurm.types import JobFlag, JobState, NodeBase
 from supervisor.core import nodes as node_rules
 from supervisor.core import restarts
 from supervisor.core.attempts import Sight, Silence, is_own, judge_end
+from supervisor.core.reliability import ettr
 from supervisor.model import (
+    UNREPORTED,
     Attempt,
     AttemptEnd,
     AttemptState,
     Cause,
     IntentKind,
+    Interruption,
     NodesSpec,
     Run,
     RunState,
     ScriptSpec,
     Seen,
+    Snapshot,
 )
+from supervisor.reports.status import state_word
 from tests.core.builders import (
+    LATER,
     NOW,
     SPEC,
     ago,
@@ -41,9 +47,12 @@ from tests.core.builders import (
     plan_for,
     ports,
     progress,
+    records,
+    run_in,
     run_state,
     sight,
     snapshot,
+    submit_intent,
     view,
     world,
 )
@@ -89,8 +98,81 @@ def test_slurms_word_and_the_scripts_exit_code_say_how_it_ended(state: JobState,
 def test_a_running_script_that_says_nothing_counts_as_under_way_after_a_while() -> None:
     plan = plan_for(world(attempt(), of=OF), snapshot(job(name="train"), view=view(log=log())))
     assert attempt_in(plan).stepped_at == NOW
-    young = attempt(started_at=ago(5))
-    assert attempts_in(plan_for(world(young, of=OF), snapshot(job(name="train"), view=view(log=log())))) == {}
+
+
+def test_a_script_that_tells_no_steps_runs_as_soon_as_its_log_grows() -> None:
+    young = attempt(2, started_at=ago(2))
+    (grown,) = (attempt_in(plan_for(world(over(), young, of=OF), writing(log())), 2),)
+    assert (grown.phase, state_word(OF, grown)) == (UNREPORTED, "running")
+    assert attempts_in(plan_for(world(over(), young, of=OF), writing(replace(log(), value=0)))) == {}
+    later = attempt_in(plan_for(world(over(), replace(grown, started_at=ago(31)), of=OF), writing(log()), now=LATER), 2)
+    assert later.stepped_at == grown.progress_at == NOW
+
+
+def test_a_script_whose_log_is_not_known_runs_after_some_seconds() -> None:
+    assert attempts_in(plan_for(world(over(), attempt(2, started_at=ago(4)), of=OF), writing(None))) == {}
+    grown = attempt_in(plan_for(world(over(), attempt(2, started_at=ago(6)), of=OF), writing(None)), 2)
+    assert state_word(OF, grown) == "running"
+
+
+def writing(seen_log: Seen[int] | None) -> Snapshot:
+    return snapshot(job(2, name="train"), view=view(2, log=seen_log))
+
+
+# ---------------------------------------------------------------- scripts that resume by themselves
+
+LOST = Interruption(
+    run="gpt", attempt=1, kind="node_failed", cause="n2", node="n2", is_planned=False, detected_at=ago(60), last_step=35
+)
+
+
+def learn(first: int | None, step: int | None, **changes: Any) -> Interruption:
+    """What the interruption of attempt 1 has cost, once attempt 2 shows these steps."""
+    told = progress(step, attempt=2) if step is not None else None
+    seen_now = snapshot(job(2, name="train"), view=view(2, log=log(), progress=told, first_step=first))
+    before = world(over(last_step=35), attempt(2, **changes), of=OF, interruptions=(LOST,))
+    return records(plan_for(before, seen_now).facts, Interruption)[-1]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("first", "lost"), [(36, 0), (31, 5), (1, 35)])
+def test_lost_steps_count_from_where_the_next_attempts_own_first_step_shows_that_it_went_on(
+    first: int, lost: int
+) -> None:
+    assert learn(first, first + 2).lost_steps == lost
+
+
+def test_lost_steps_are_unknown_where_nothing_shows_where_a_script_went_on() -> None:
+    assert learn(None, None).lost_steps is None
+    assert learn(None, None, resume_step=30, resume_path="/ckpt/30").lost_steps == 5
+
+
+def test_ettr_of_a_script_is_unknown_without_steps_and_counts_nothing_as_done_again_before_its_steps_say_so() -> None:
+    first = over(stepped_at=ago(580), over_at=ago(190), progress_at=ago(190), last_step=35)
+    second = attempt(2, started_at=ago(180), submitted_at=ago(190))
+    assert ettr([replace(first, last_step=None)], NOW, is_script=True) is None
+    waiting = ettr([first, second], NOW, is_script=True)
+    going = replace(second, stepped_at=ago(170), progress_at=NOW, first_step=36, last_step=60)
+    assert waiting == pytest.approx(390 / 580)
+    assert ettr([first, going], NOW, is_script=True) == pytest.approx(560 / 580)
+
+
+# ---------------------------------------------------------------- launches that fail
+
+
+@pytest.mark.parametrize(("ran_s", "down", "named"), [(40, True, ("n1",)), (3, True, ("n1",)), (3, False, ())])
+def test_a_job_that_slurm_requeues_before_it_has_begun_is_a_failed_launch(
+    ran_s: float, down: bool, named: tuple[str, ...]
+) -> None:
+    """Nobody requeued it: the node had died just before."""
+    nodes = cluster(4, node("n1", NodeBase.ALLOCATED, "NOT_RESPONDING")) if down else cluster()
+    one = attempt(started_at=ago(ran_s), nodes=("n1",))
+    back = job(name="train", state=JobState.PENDING, flags=frozenset({JobFlag.REQUEUED}), nodes=())
+    ended = judge_end(seen(one, back, view=view(), nodes=nodes))
+    assert ended is not None
+    assert (ended.end, ended.nodes, ended.hint) == (AttemptEnd.NODE_FAILED, named, "n1")
+    wrote = judge_end(seen(one, back, view=view(log=log()), nodes=nodes))
+    assert wrote is not None
+    assert wrote.end is AttemptEnd.PREEMPTED
 
 
 # ---------------------------------------------------------------- silence
@@ -264,3 +346,26 @@ def test_a_job_that_its_node_could_not_start_says_where_to_look() -> None:
     ended = judge_end(seen(attempt(), job(name="train", state=JobState.FAILED, reason="JobLaunchFailure")))
     assert ended is not None
     assert "folder of its log" in ended.detail
+
+
+# ---------------------------------------------------------------- a submission that does not get through
+
+
+@pytest.mark.parametrize(("age_s", "is_shown", "is_told"), [(1, False, False), (5, True, False), (70, True, True)])
+def test_why_nothing_can_be_submitted_is_the_reason_soon_and_told_after_a_minute(
+    age_s: float, is_shown: bool, is_told: bool
+) -> None:
+    outcome = "no answer: write /home/ann/.supervisor/gpt: OSError: [Errno 30] Read-only file system"
+    of = replace(OF, reason="submitted by ann")
+    planned = attempt(state=AttemptState.PLANNED, job_id=None, planned_at=ago(age_s))
+    plan = plan_for(world(planned, of=of, open_intents=(submit_intent(outcome=outcome),)), snapshot())
+    changed = run_in(plan)
+    assert (changed is not None and "write /home/ann/.supervisor/gpt" in changed.reason) is is_shown
+    assert len(intents_of(plan, IntentKind.NOTIFY)) == is_told
+
+
+def test_the_reason_goes_when_the_submission_got_through() -> None:
+    of = replace(OF, reason="not submitted yet: write /home/ann/.supervisor/gpt: Read-only file system")
+    changed = run_in(plan_for(world(attempt(), of=of), snapshot(job(name="train"), view=view(log=log()))))
+    assert changed is not None
+    assert changed.reason == ""

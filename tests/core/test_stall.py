@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slurm.types import JobFlag, JobState
-from supervisor.core.attempts import SUSPENDED, UNREPORTED, choose_limit, fold_attempt, judge_end, judge_stall
-from supervisor.model import AttemptEnd, AttemptState, ProgressSpec, Run, Seen
+from supervisor.core.attempts import SUSPENDED, choose_limit, fold_attempt, judge_end, judge_stall
+from supervisor.model import UNREPORTED, AttemptEnd, AttemptState, ProgressSpec, Run, Seen
 from tests.core.builders import STALE, ago, attempt, job, launch, progress, run, sight, spec, view
 from trainer.contract import PHASES
 

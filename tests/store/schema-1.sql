@@ -22,6 +22,7 @@ CREATE TABLE attempts (
   end_detail TEXT NOT NULL,
   exit_code INTEGER,
   is_job_gone INTEGER NOT NULL,
+  first_step INTEGER,
   last_step INTEGER,
   phase TEXT NOT NULL,
   progress_at TEXT,
@@ -29,8 +30,8 @@ CREATE TABLE attempts (
   log_offset INTEGER NOT NULL,
   PRIMARY KEY (run, number)
 );
-INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,'',NULL,0,0);
-INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,'',NULL,0,0);
+INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0);
+INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0);
 CREATE TABLE checkpoints (
   run TEXT NOT NULL REFERENCES runs (name),
   step INTEGER NOT NULL,

@@ -11,6 +11,7 @@ from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import nodes as node_rules
 from supervisor.core import restarts
 from supervisor.core.draft import Draft
+from supervisor.core.reliability import find_resume_step
 from supervisor.core.rules.checkpoints import put_checkpoint
 from supervisor.core.rules.nodes import condemn
 from supervisor.core.rules.runs import hold
@@ -212,7 +213,7 @@ def learn_resumed(draft: Draft, run: str) -> None:
         if known.attempt >= attempt.number:
             continue
         if after.resumed_at is None:
-            after = replace(after, resumed_at=attempt.stepped_at, resume_step=attempt.resume_step)
+            after = replace(after, resumed_at=attempt.stepped_at, resume_step=find_resume_step(attempt))
             draft.put(after, f"first new step of attempt {attempt.number}")
         if after.caught_up_at is None and step >= (after.last_step or 0):
             draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
