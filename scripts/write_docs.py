@@ -1,6 +1,6 @@
-"""Writes the pages that are made from the code: every configuration key, and every command with its help.
+"""Writes the pages that are made from the code: every configuration key, every command with its help, every module.
 
-`make docs` writes them; a test compares them with the code, so that a key or a command cannot stay undocumented.
+`make docs` writes them; a test compares them with the code, so that none of these can stay undocumented.
 """
 
 import ast
@@ -22,7 +22,9 @@ from supervisor.cli.main import main as cli
 from supervisor.config import Settings
 from supervisor.model import RunSpec
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+_PACKAGES = ("supervisor", "slurm", "trainer")
 
 _CONFIGURATION = """\
 # Configuration
@@ -51,6 +53,14 @@ Made from the code by `make docs`; change the help texts there.
 
 """
 
+_MODULES = """\
+# Modules
+
+Made from the code by `make docs`: the first line of each module. [architecture.md](architecture.md) says how they work
+together, and where a change belongs.
+
+"""
+
 _TYPE_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
 # Defaults that depend on the machine or on the file itself.
 _DEFAULTS_IN_WORDS = {"workdir": "the run file's folder", "python": "the daemon's own"}
@@ -70,6 +80,7 @@ def pages() -> dict[str, str]:
             [_CONFIGURATION + _RUN_FILE, *_tables(RunSpec, "###"), _SETTINGS, *_tables(Settings, "###")]
         ),
         "cli.md": _CLI + "\n".join(_commands(cli, ["supervisor"])),
+        "modules.md": _MODULES + "\n".join(_folders()),
     }
 
 
@@ -161,6 +172,29 @@ def _commands(command: click.Command, words: list[str], parent: click.Context | 
             below = command.get_command(context, name)
             if below is not None and not below.hidden:
                 yield from _commands(below, [*words, name], context)
+
+
+# ---------------------------------------------------------------- modules
+
+
+def _folders() -> Iterator[str]:
+    """One table per folder: each of its modules, and what it says it is for."""
+    for package in _PACKAGES:
+        inner = {path.parent for path in (ROOT / package).rglob("*.py")}
+        for folder in sorted(inner):
+            rows = [
+                f"| [{path.stem}](../{path.relative_to(ROOT)}) | {_purpose(path)} |"
+                for path in sorted(folder.glob("*.py"))
+                if path.name != "__init__.py"
+            ]
+            heading = f"## `{folder.relative_to(ROOT)}/`"
+            if rows:
+                yield "\n".join([heading, "", "| module | what it is for |", "|---|---|", *rows]) + "\n"
+
+
+def _purpose(path: Path) -> str:
+    first = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n", 1)[0]
+    return first.replace("|", "\\|")
 
 
 if __name__ == "__main__":
