@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from supervisor.child import Child, ChildGone, ChildLate
-from supervisor.layouts.registry import pattern_of
+from supervisor.layouts.registry import AUTO, needs_of, pattern_of
 from supervisor.logsteps import LogSteps
 from supervisor.model import LogFile, RunView, Seen
 from supervisor.rundir_child import LOG_TAIL_BYTES, Content, Findings, Question, Surveyed
@@ -64,6 +64,7 @@ class RunDirReader:
         self._logs_decoder = msgspec.json.Decoder(tuple[LogFile, ...])
         self._steps: dict[str, _LogReading] = {}
         self._blind: dict[str, _Blindness] = {}
+        self._strange_since: dict[str, float] = {}  # by run: no checkpoint among what lies in its folder
 
     def read(
         self,
@@ -87,7 +88,7 @@ class RunDirReader:
         0, before the first: nothing but them is read. `pattern` finds the step in the log where the training writes
         no progress file (default: the layout's own); that takes at most another second.
         """
-        surveyed = None
+        surveyed, strange = None, _NOT_STRANGE
         if attempt:
             question = Question(
                 do="read",
@@ -106,14 +107,15 @@ class RunDirReader:
                 do="survey", path=str(folder), is_final=is_final, budget_s=deadline_s * 0.5, layout=layout
             )
             surveyed = self._survey(run, question, deadline_s)
+            strange = self._judge_strange(run, surveyed, folder, layout)
         if not attempt:
-            return _add_survey(RunView(attempt=0), surveyed)
+            return _add_survey(RunView(attempt=0), surveyed, strange)
         view = self._view(run, attempt, _decode(data, self._decoder, str(run_dir)), _growth(surveyed))
         finder = pattern or pattern_of(surveyed.layout if isinstance(surveyed, Surveyed) else layout)
         if view.progress is None and finder:
             log = log_path or RunPaths(run_dir).attempt_dir(attempt) / "job.log"
             view = self._add_steps(view, run, Question(do="steps", path=str(log), offset=log_offset, pattern=finder))
-        return _add_survey(view, surveyed)
+        return _add_survey(view, surveyed, strange)
 
     def write_attempt(
         self, run_dir: Path, attempt: int, files: Mapping[str, bytes], *, deadline_s: float = 10.0
@@ -151,6 +153,7 @@ class RunDirReader:
         self._log.pop(run, None)
         self._steps.pop(run, None)
         self._blind.pop(run, None)
+        self._strange_since.pop(run, None)
 
     def close(self) -> None:
         """End the children; one that hangs in the kernel is left behind and ends when the kernel lets it."""
@@ -172,6 +175,14 @@ class RunDirReader:
             return blind
         self._blind.pop(run, None)
         return surveyed
+
+    def _judge_strange(self, run: str, surveyed: Surveyed | _Blindness, folder: Path, layout: str) -> _Strange:
+        """What lies in a folder where nothing is a whole checkpoint, or may be one that is still looked at."""
+        if isinstance(surveyed, _Blindness) or not _has_none(surveyed):
+            self._strange_since.pop(run, None)
+            return _NOT_STRANGE
+        now = self._clock()
+        return _describe_strange(surveyed, folder, layout, now - self._strange_since.setdefault(run, now))
 
     def _add_steps(self, view: RunView, run: str, question: Question) -> RunView:
         """The step that the log tells, as progress. A pattern that takes too long is not tried again."""
@@ -255,11 +266,37 @@ class _LogReading:
         return replace(view, progress=newest, first_step=self.first)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Strange:
+    """What lies in a folder of checkpoints and is none."""
+
+    what: str = ""
+    seconds: float = 0.0
+
+
+_NOT_STRANGE = _Strange()
+
+
+def _has_none(surveyed: Surveyed) -> bool:
+    if not surveyed.entries or surveyed.unknown or surveyed.unsettled:
+        return False
+    return not any(view.is_complete for view in surveyed.views)
+
+
+def _describe_strange(surveyed: Surveyed, folder: Path, layout: str, seconds: float) -> _Strange:
+    count = "1 entry lies" if surveyed.entries == 1 else f"{surveyed.entries} entries lie"
+    which = "a layout that is known" if layout == AUTO and not surveyed.views else f"layout {surveyed.layout}"
+    newest = f"; {surveyed.views[-1].detail}" if surveyed.views else ""
+    needs = needs_of(surveyed.layout)
+    what = f"{count} in {folder}, none is a whole checkpoint of {which} ({surveyed.layout} needs {needs}){newest}"
+    return _Strange(what=what, seconds=seconds)
+
+
 def _growth(surveyed: Surveyed | _Blindness | None) -> str:
     return surveyed.digest if isinstance(surveyed, Surveyed) else ""
 
 
-def _add_survey(view: RunView, surveyed: Surveyed | _Blindness | None) -> RunView:
+def _add_survey(view: RunView, surveyed: Surveyed | _Blindness | None, strange: _Strange) -> RunView:
     if surveyed is None:
         return view
     if isinstance(surveyed, _Blindness):
@@ -270,6 +307,8 @@ def _add_survey(view: RunView, surveyed: Surveyed | _Blindness | None) -> RunVie
         unknown_paths=surveyed.unknown,
         unsettled_paths=surveyed.unsettled,
         has_checkpoint_folder=surveyed.has_folder,
+        unrecognised=strange.what,
+        unrecognised_s=strange.seconds,
         warnings=(*view.warnings, *surveyed.notes),
     )
 

@@ -114,6 +114,7 @@ class Surveyed:
     notes: tuple[str, ...] = ()
     digest: str = ""
     layout: str = ""
+    entries: int = 0
 
 
 # ---------------------------------------------------------------- reading
@@ -524,6 +525,7 @@ def survey_folder(question: Question, survey: Survey) -> Surveyed:
         notes=sight.notes,
         digest=sight.digest,
         layout=sight.layout,
+        entries=sight.entries,
     )
 
 

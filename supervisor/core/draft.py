@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -23,10 +24,14 @@ from supervisor.model import (
     Policy,
     Record,
     Run,
+    RunState,
     RunView,
     Snapshot,
     World,
 )
+
+_HANDED_IN = re.compile(r"(?:submitted|adopted) by \S+")  # a reason that makes room for any other
+_SPANS = re.compile(r"[0-9.]+ s\b")  # that one waits longer and longer is no news
 
 
 class Draft:
@@ -171,6 +176,21 @@ class Draft:
         told = {i.key for i in self.world.settled_intents if i.kind is IntentKind.NOTIFY}
         if f"notify:{key}" not in told:
             self.intend(Intent(kind=IntentKind.NOTIFY, key=f"notify:{key}", reason=text, text=text, run=run, node=node))
+
+    def show(self, name: str, mark: str, text: str) -> None:
+        """Have `text`, which begins with `mark`, stand as an active run's reason while no other does.
+
+        Empty: it has passed.
+        """
+        run = self.runs[name]
+        if run.state is not RunState.ACTIVE:
+            return
+        is_ours = run.reason.startswith(mark)
+        has_room = is_ours or not run.reason or _HANDED_IN.fullmatch(run.reason) is not None
+        if text and has_room and _SPANS.sub("", text) != _SPANS.sub("", run.reason):
+            self.put(replace(run, reason=text), text)
+        elif not text and is_ours:
+            self.put(replace(run, reason=""), f"passed: {run.reason}")
 
     def note(self, text: str) -> None:
         if text not in self._notes:

@@ -25,6 +25,8 @@ from supervisor.model import (
 
 OWN_LAYOUT = "supervisor"
 SETTLING_S = 60.0  # after an end, a checkpoint that does not come to rest is waited for no longer
+UNRECOGNISED_S = 600.0  # a first save is waited for this long, or for the interval that was given
+UNFINISHED_S = 60.0  # several saves of which none has an end: so long, one of them may be being written
 LOADING_S = 600.0  # an attempt that crashes later than this without a step told has got past loading
 
 _USABLE = (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
@@ -71,6 +73,21 @@ def why_none_whole(view: RunView, attempts: Sequence[Attempt]) -> str:
     if attempts or not broken or len(broken) < len(there):
         return ""
     return f"{len(broken)} checkpoints are there and none is whole; the newest: {broken[-1].detail}"
+
+
+def why_unrecognised(
+    view: RunView, spec: CheckpointSpec, last: Attempt | None, known: Sequence[Checkpoint], now: datetime
+) -> str:
+    """What a running attempt leaves in place of checkpoints, once it should have saved; empty while all may be well."""
+    if known or view.checkpoints_unknown or last is None or last.is_over or last.started_at is None:
+        return ""
+    age_s, patience_s = (now - last.started_at).total_seconds(), max(UNRECOGNISED_S, spec.every_s)
+    if not view.has_checkpoint_folder:
+        is_late = spec.directory is not None and age_s >= patience_s
+        return f"{spec.directory} is not there, {patience_s / 60:.0f} min after the start" if is_late else ""
+    if len(view.checkpoints) > 1:
+        patience_s = UNFINISHED_S
+    return view.unrecognised if min(age_s, view.unrecognised_s) >= patience_s else ""
 
 
 def fold_foreign(

@@ -23,6 +23,7 @@ def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -
         checkpoints.learn_checkpoints(draft, run)
         attempts.judge_attempt(draft, run)
         waiting.tell_waiting(draft, run.name)
+        waiting.tell_unsubmitted(draft, run.name)
         waiting.tell_stuck(draft, run.name)
         attempts.learn_resumed(draft, run.name)
         attempts.clear_jobs(draft, run.name)

@@ -66,6 +66,21 @@ def choose(names: Sequence[str]) -> tuple[Layout, str]:
     return layout, f"several layouts lie here ({listed}): {best} is taken; name the layout"
 
 
+_NEEDS: Mapping[str, str] = {
+    "dcp": "folders whose names end in the step, with .metadata in them",
+    "torchtitan": "folders step-N, with .metadata in them",
+    "megatron": "folders iter_NNNNNNN",
+    "huggingface": "folders checkpoint-N, with trainer_state.json in them",
+    "lightning": "*.ckpt",
+    "deepspeed": "folders global_stepN",
+}
+
+
+def needs_of(layout: str) -> str:
+    """What checkpoints of a layout are known by, for people; "" for one that is none."""
+    return _NEEDS.get(layout, "")
+
+
 def pattern_of(layout: str) -> str:
     """The pattern that finds the step in a log of this layout's framework; "" where there is none."""
     return LAYOUTS[layout].pattern if layout in LAYOUTS else ""

@@ -50,6 +50,7 @@ class Sight:
     notes: tuple[str, ...] = ()
     digest: str = ""
     layout: str = ""
+    entries: int = 0  # names in the folder, whatever they are
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +143,7 @@ class _Look:
             notes=((note,) if note else ()) + tuple(self._notes),
             digest=self._digest.hexdigest(),
             layout=self._layout.name,
+            entries=len(names),
         )
 
     def _look_at(self, candidate: Candidate, recheck_s: float) -> CheckpointView | None:

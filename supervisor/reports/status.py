@@ -151,6 +151,8 @@ def _judge_reason(run: Run, state: str, attempts: Sequence[Attempt], next_at: da
     end = f"{over.end}: {over.end_detail}" if over.end_detail else str(over.end)
     if state != "recovering":
         return end
+    if run.reason and any(a.number > over.number for a in attempts):  # of the attempt that is to recover the run
+        return f"{run.reason}; attempt {over.number} ended, {end}"
     wait = f"next attempt at {next_at:%H:%M:%S} UTC (back-off); " if next_at else ""
     return f"{wait}attempt {over.number} ended, {end}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,6 +245,50 @@ def test_an_unreadable_folder_is_told_after_a_while_and_the_job_goes_on() -> Non
     plan = plan_for(world(attempt(), of=FOREIGN), snapshot(view=view))
     assert ["hangs" in i.text for i in intents_of(plan, IntentKind.NOTIFY)] == [True]
     assert intents_of(plan, IntentKind.CANCEL) == ()
+
+
+def test_an_unreadable_folder_is_the_reason_within_seconds_and_until_it_can_be_read() -> None:
+    hidden = RunView(attempt=1, checkpoints_unknown="Not a directory", checkpoints_unknown_s=4)
+    shown = run_in(plan_for(world(attempt(), of=FOREIGN), snapshot(view=hidden)))
+    assert shown is not None
+    assert shown.reason == "the checkpoint folder can't be looked at: Not a directory"
+    again = run_in(plan_for(world(attempt(), of=shown), snapshot(view=RunView(attempt=1))))
+    assert again is not None
+    assert again.reason == ""
+
+
+SAVED_NOTHING: dict[str, Any] = {"unrecognised": "12 entries lie in /saves, none is a whole checkpoint", "unrecognised_s": 700.0}
+AT_SAVES = replace(FOREIGN, spec=replace(FOREIGN.spec, checkpoint=replace(LAYOUT, directory=Path("/saves"))))
+
+
+@pytest.mark.parametrize(
+    ("view", "started_s", "says"),
+    [
+        (SAVED_NOTHING, 700, "12 entries lie in /saves"),
+        (SAVED_NOTHING, 300, ""),  # the first save may still come
+        (SAVED_NOTHING | {"checkpoints": (broken(5), broken(10))}, 300, "12 entries lie in /saves"),
+        ({"has_checkpoint_folder": False}, 700, "/saves is not there, 10 min after the start"),
+        ({"has_checkpoint_folder": False}, 300, ""),
+        ({"checkpoints": (seen(5),)}, 700, ""),
+    ],
+)
+def test_a_training_that_saves_nothing_that_counts_is_told_of(
+    view: dict[str, Any], started_s: float, says: str
+) -> None:
+    running = attempt(started_at=ago(started_s))
+    plan = plan_for(world(running, of=AT_SAVES), snapshot(view=RunView(attempt=1, **view)))
+    changed = run_in(plan)
+    reason = changed.reason if changed is not None else ""
+    assert reason.startswith(f"no checkpoint is recognised: {says}") if says else not reason
+    assert [says in i.text for i in intents_of(plan, IntentKind.NOTIFY)] == ([True] if says else [])
+
+
+def test_who_has_a_checkpoint_is_not_told_that_there_is_none() -> None:
+    running = attempt(started_at=ago(700))
+    plan = plan_for(
+        world(running, of=AT_SAVES, checkpoints=[known(10)]), snapshot(view=RunView(attempt=1, **SAVED_NOTHING))
+    )
+    assert intents_of(plan, IntentKind.NOTIFY) == ()
 
 
 # ---------------------------------------------------------------- the rest of its life

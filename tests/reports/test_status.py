@@ -184,3 +184,9 @@ def test_without_a_failure_a_bound_is_shown_and_no_infinity() -> None:
 def test_many_nodes_are_shown_as_slurm_writes_them() -> None:
     assert fold(("n1", "n2")) == "n1,n2"
     assert fold(("n1", "n2", "n3", "n7")) == "n[1-3,7]"
+
+
+def test_what_holds_up_the_attempt_that_is_to_recover_a_run_is_said_with_the_end_before_it() -> None:
+    attempts = [attempt(1, OVER, end=AttemptEnd.CRASHED), attempt(2, PLANNED)]
+    held_up = judge_run(run(reason="not submitted yet: write /shared/a"), attempts, [], [], NOW)
+    assert held_up.reason == "not submitted yet: write /shared/a; attempt 1 ended, crashed"

@@ -200,3 +200,27 @@ def test_a_folder_that_does_not_answer_takes_nothing_else_with_it(
         assert view.checkpoints_unknown == str(error)
     reader.close()
     assert deaf.asked == asked
+
+
+def test_what_lies_there_and_is_no_checkpoint_is_told_with_what_one_needs(paths: RunPaths, tmp_path: Path) -> None:
+    clock = [0.0]
+    reader = RunDirReader(clock=lambda: clock[0])
+    saves = tmp_path / "ckpt"
+    for step in (5, 10):
+        (saves / f"step-{step}").mkdir(parents=True)
+        (saves / f"step-{step}" / "state.txt").write_text("state")
+
+    def look(layout: str) -> RunView:
+        clock[0] += 70.0
+        return reader.read(
+            "run", paths.run_dir, 1, is_final=False, deadline_s=10.0, checkpoint_directory=saves, layout=layout
+        )
+
+    first, second = look("dcp"), look("dcp")
+    shutil.copytree(DATA / "dcp" / "step-4", saves / "step-4")
+    whole = look("dcp")
+    reader.close()
+    assert f"2 entries lie in {saves}, none is a whole checkpoint of layout dcp" in first.unrecognised
+    assert ".metadata" in first.unrecognised
+    assert (first.unrecognised_s, second.unrecognised_s) == (0.0, 70.0)
+    assert whole.unrecognised == ""

@@ -16,6 +16,9 @@ from supervisor.model import (
 )
 
 _UNKNOWN_TELL_S = 60.0
+_UNKNOWN_SHOW_S = 3.0  # one late answer of a file system is no reason
+_UNKNOWN = "the checkpoint folder can't be looked at: "
+_UNRECOGNISED = "no checkpoint is recognised: "
 
 
 def learn_checkpoints(draft: Draft, run: Run) -> None:
@@ -58,8 +61,20 @@ def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
         draft.tell(f"warned:{run.name}:{warning}", f"run {run.name}: {warning}", run=run.name)
     why = view.checkpoints_unknown
     if why and view.checkpoints_unknown_s >= _UNKNOWN_TELL_S:
-        text = f"the checkpoint folder can't be looked at: {why}; no attempt is planned meanwhile"
+        text = f"{_UNKNOWN}{why}; no attempt is planned meanwhile"
         draft.tell(f"checkpoints-unknown:{run.name}", f"run {run.name}: {text}", run=run.name)
+    if not why or view.checkpoints_unknown_s >= _UNKNOWN_SHOW_S:
+        draft.show(run.name, _UNKNOWN, f"{_UNKNOWN}{why}" if why else "")
+    _tell_unrecognised(draft, run, view)
+
+
+def _tell_unrecognised(draft: Draft, run: Run, view: RunView) -> None:
+    """The training saves, it seems, and nothing of it counts: without a word its work would be lost at the next end."""
+    last, known = draft.last_attempt(run.name), draft.checkpoints(run.name)
+    what = foreign.why_unrecognised(view, run.spec.checkpoint, last, known, draft.now)
+    draft.show(run.name, _UNRECOGNISED, f"{_UNRECOGNISED}{what}" if what else "")
+    if what:
+        draft.tell(f"unrecognised:{run.name}", f"run {run.name}: {_UNRECOGNISED}{what}", run=run.name)
 
 
 def put_checkpoint(draft: Draft, checkpoint: Checkpoint, why: str, *, is_told: bool = True) -> None:

@@ -1,6 +1,6 @@
-"""Rules about jobs that Slurm holds up: one that waits for what does not come by itself, one that never lets go. Pure.
+"""Rules about jobs that are held up: that can't be submitted, wait for what does not come, never let go. Pure.
 
-Neither is an interruption, and neither ends an attempt: they are said to someone, once.
+None is an interruption, and none ends an attempt: they are said to someone, once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from supervisor.model import Attempt, AttemptState, Fresh, RunState, Stale
 
 _TELL_AFTER_S = 60.0  # a reason may pass while the cluster is being reconfigured
 _WAITS = " waits in Slurm: "
+_UNSUBMITTED = "not submitted yet: "
+_SHOW_AFTER_S = 3.0  # what passes at once is no reason
 
 
 def tell_waiting(draft: Draft, name: str) -> None:
@@ -63,6 +65,28 @@ def _explain(job: JobRecord) -> str:
         case PendingKind.BLOCKED:
             what = "it does not start as it was submitted"
     return f"job {job.job_id}{_WAITS}{job.reason}; {what}"
+
+
+def tell_unsubmitted(draft: Draft, name: str) -> None:
+    """Why an attempt that is planned has no job: what is in the way of its submission, which is tried again."""
+    attempt = draft.last_attempt(name)
+    planned = attempt if attempt is not None and attempt.state is AttemptState.PLANNED else None
+    intent = draft.open_intent(f"submit:{name}:{planned.number}") if planned is not None else None
+    if planned is None or intent is None or not intent.outcome:
+        draft.show(name, _UNSUBMITTED, "")
+        return
+    age_s = (draft.now - planned.planned_at).total_seconds()
+    if age_s < _SHOW_AFTER_S:
+        return
+    hint = "; the service's unit may see it read-only (ReadWritePaths)" if _READ_ONLY in intent.outcome else ""
+    text = f"{_UNSUBMITTED}{intent.outcome.removeprefix('no answer: ')}{hint}"
+    draft.show(name, _UNSUBMITTED, text)
+    # A silent Slurm is told by itself (outages).
+    if age_s >= _TELL_AFTER_S and isinstance(draft.snapshot.jobs, Fresh):
+        draft.tell(f"unsubmitted:{planned.token}", f"run {name}: {text}", run=name)
+
+
+_READ_ONLY = "Read-only file system"
 
 
 def tell_stuck(draft: Draft, name: str) -> None:
