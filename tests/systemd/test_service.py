@@ -75,6 +75,19 @@ def test_the_daemon_runs_as_its_own_account_without_capabilities(service: Machin
     assert int(fields["CapBnd"], 16) == 0
 
 
+def test_what_the_guide_asks_tells_a_folder_that_is_named_from_one_that_was_forgotten(machine: Machine) -> None:
+    machine.run("mkdir", "-p", "/shared/runs", "/shared/forgotten")
+    machine.run("chown", "supervisor", "/shared/runs", "/shared/forgotten")
+    machine.run("systemctl", "restart", "supervisor.service")  # what is named is looked for at the start
+    guide = (SYSTEMD.parent / "docs" / "service.md").read_text()
+    question = "\n".join(line for line in guide.splitlines() if line.startswith(("pid=", "nsenter ")))
+    try:
+        assert machine.run("sh", "-c", question, check=False) == "ok"
+        assert machine.run("sh", "-c", question.replace("/shared/runs", "/shared/forgotten"), check=False) == ""
+    finally:
+        machine.run("systemctl", "stop", "supervisor.service")
+
+
 def test_in_root_mode_it_keeps_only_the_rights_to_become_a_runs_owner(machine: Machine) -> None:
     drop_in = "/etc/systemd/system/supervisor.service.d/root-mode.conf"
     machine.run("rm", "-rf", "/var/lib/supervisor")  # a ledger that the account has made keeps its mode
