@@ -8,6 +8,7 @@ reads and commits around it.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from supervisor.model import (
     IntentKind,
     IntentState,
     Run,
+    RunSpec,
     RunState,
     Stale,
 )
@@ -183,7 +185,7 @@ def handle(
 def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rights, jobs: Jobs | None) -> Asked:
     name = _run_name(request)
     asks_job = request.verb == "job" and name is not None
-    runs = ledger.load_runs() if request.verb in _NAMES_RUNS else ()
+    runs = ledger.load_runs() if request.verb in _HANDS_IN else ()
     attempts = ledger.load_attempts(name) if asks_job and name else ()
     if request.verb in _NAMES_RUNS:
         names = [run.name for run in runs if run.state not in _ENDED]
@@ -299,7 +301,8 @@ def _submit(asked: Asked) -> Decision:
         created_at=asked.now,
         changed_at=asked.now,
     )
-    return Decision(run=run, why=run.reason, reply=_granted(request, run, f"run {run.name} is submitted"))
+    reply = {**_granted(request, run, f"run {run.name} is submitted"), "notes": _sharing_notes(asked, spec)}
+    return Decision(run=run, why=run.reason, reply=reply)
 
 
 def _sbatch(asked: Asked) -> Decision:
@@ -319,7 +322,7 @@ def _sbatch(asked: Asked) -> Decision:
     reply = {
         **_granted(request, run, f"run {run.name} is submitted"),
         "job_name": run.job_name,
-        "notes": [*named.notes, *_dependency_notes(asked, named)],
+        "notes": [*named.notes, *_dependency_notes(asked, named), *_sharing_notes(asked, named.spec)],
     }
     submission = Submission(text=handed.text, environment=script.environment)
     return Decision(run=run, why=run.reason, reply=reply, submission=submission)
@@ -334,6 +337,21 @@ def _dependency_notes(asked: Asked, script: Script) -> list[str]:
         "run"
         for attempt in asked.attempts
         if attempt.job_id in waited_for
+    ]
+
+
+def _sharing_notes(asked: Asked, spec: RunSpec) -> list[str]:
+    """Live runs that save in the same folder: each would take the other's checkpoints for its own."""
+    folder = spec.checkpoint.directory
+    if folder is None:
+        return []
+    place = os.path.normpath(folder)
+    return [
+        f"checkpoint directory {folder}: run {run.name}, which is {run.state}, saves there too: each would resume from "
+        "what the other has saved"
+        for run in asked.runs
+        if run.state not in _ENDED and run.name != spec.name and run.spec.checkpoint.directory is not None
+        if os.path.normpath(run.spec.checkpoint.directory) == place
     ]
 
 
@@ -411,7 +429,7 @@ def _adopt(asked: Asked) -> Decision:
     reply = {
         **_granted(request, run, f"job {job.job_id} is adopted as run {run.name}"),
         "job_id": job.job_id,
-        "notes": list(named.notes),
+        "notes": [*named.notes, *_sharing_notes(asked, named.spec)],
     }
     submission = Submission(text=handed.text, environment=script.environment)
     return Decision(run=run, why=run.reason, reply=reply, submission=submission, attempts=(attempt,), intents=(claim,))
@@ -569,6 +587,7 @@ _VERBS: Mapping[str, _Verb] = {
     "release": _release,
 }
 _NAMES_RUNS = frozenset({"sbatch", "adopt"})
+_HANDS_IN = _NAMES_RUNS | {"submit"}
 READING = frozenset({"ping", "job"})  # verbs that change nothing
 
 

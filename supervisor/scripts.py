@@ -37,7 +37,7 @@ from supervisor import own_restarts
 from supervisor.config import check_supervision, is_slurm_value
 from supervisor.model import Attempt, AttemptEnd, AttemptState, Run, RunSpec, ScriptSpec
 from supervisor.submissions import digest_of
-from supervisor.supervision import BadSupervision, read_directives, render_tables, take_options
+from supervisor.supervision import BadSupervision, find_unread, read_directives, render_tables, take_options
 from supervisor.tomlfile import ConfigError, convert_record
 from trainer import contract
 
@@ -232,6 +232,12 @@ def _notes(wanted: Effective, text: str, spec: RunSpec, *, may_requeue: bool) ->
         )
     if wanted.nodelist is not None:
         notes.append("--nodelist binds every attempt to these nodes: a broken one of them can't be left out")
+    unread = () if wanted.is_wrap else find_unread(text)
+    if unread:
+        notes.append(
+            f"line {unread[0]} of the script: #SUPERVISE stands behind the first command, where it is not read, as "
+            "#SBATCH is not"
+        )
     name = (wanted.script or "").rpartition("/")[2]
     line = own_restarts.find_resubmission(text, name)
     if line is not None:

@@ -224,6 +224,14 @@ def read_directives(text: str) -> dict[str, str]:
     return found
 
 
+def find_unread(text: str) -> tuple[int, ...]:
+    """The numbers of `#SUPERVISE` lines that stand behind the script's first command, where none is read."""
+    lines = text.split("\n")
+    stripped = (line.strip() for line in lines)
+    first = next((at for at, line in enumerate(stripped) if line and not line.startswith("#")), len(lines))
+    return tuple(at + 1 for at in range(first, len(lines)) if _DIRECTIVE.match(lines[at]))
+
+
 def render_tables(settings: Settings) -> dict[str, Any]:
     """The settings as the tables of a run file. Raises BadSupervision."""
     tables: dict[str, Any] = {}

@@ -21,17 +21,20 @@ from slurm.submitted import SubmittedAs, read_release, read_submitted
 from slurm.types import JobDescription
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_REFUSED, CommandError
 from supervisor.cli.nodes import slurm_client
-from supervisor.cli.options import start_hint
+from supervisor.cli.options import load_chosen, start_hint
 from supervisor.cli.sbatch import (
     PassingCommand,
     check_checkpoints,
+    describe_supervision,
+    look_around,
     make_root,
     read_handed_in,
     remove_root,
+    render_supervision,
     request_of,
     tell_notes,
 )
-from supervisor.config import Settings, load_settings
+from supervisor.config import Settings
 from supervisor.control import DaemonDown, DaemonSilent, Refused, ask
 from supervisor.scripts import NotSupervised, Resubmission, describe_resubmission, read_script
 from supervisor.supervision import PREFIX, BadSupervision, render_help, take_options
@@ -60,19 +63,19 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
     means none.
 
     Exit codes: 0 adopted; 2 no such job, or one that can't be supervised; 3 the daemon is not running; 4 it is
-    another's, has ended, or is supervised already.
+    another's, has ended, or is supervised already; 5 it may have been adopted: look with `supervisor status`.
     """
     job_id, given, arguments = _read_words(words, context)
     if job_id is None:
         click.echo(context.get_help())
         return 0
-    settings = load_settings(Path(given["config"]) if "config" in given else None, os.environ)
+    settings = load_chosen(context, Path(given["config"]) if "config" in given else None)
     described, text, submitted = _fetch(settings, job_id)
-    supervision = [f"{PREFIX}{name}" + (f"={value}" if value else "") for name, value in given.items()]
+    options = [f"{PREFIX}{name}" + (f"={value}" if value else "") for name, value in given.items()]
     try:
         arguments = choose_arguments(described, submitted, arguments)
         again = describe_resubmission(described, text, submitted, arguments)
-        handed = read_handed_in((*supervision, *again.words), text=text, path=again.script or "-")
+        handed = read_handed_in((*options, *again.words), text=text, path=again.script or "-")
         handed = replace(handed, cwd=described.work_dir, environment=_choose_environment(described))
         if described.uid != os.getuid():
             handed = replace(handed, inherited=AS_THE_SERVICE)
@@ -89,8 +92,12 @@ def adopt(context: click.Context, *, words: tuple[str, ...]) -> int:
     except BaseException:
         remove_root(script.spec.root, is_made=is_made)
         raise
-    notes = [_describe_again(again, submitted), _describe_environment(described), *map(str, reply.get("notes", ()))]
-    _tell(reply, notes, again, as_json="json" in given)
+    seen = look_around(script, os.environ) if described.uid == os.getuid() else ()
+    notes = [_describe_again(again, submitted), _describe_environment(described), *seen]
+    notes += map(str, reply.get("notes", ()))
+    spec = replace(script.spec, name=str(reply.get("run")))
+    supervision = describe_supervision(spec) if "dry-run" in given else {}
+    _tell(reply, notes, again, supervision, as_json="json" in given)
     return 0
 
 
@@ -173,7 +180,10 @@ def choose_arguments(
         way = f"`supervisor adopt {job_id} -- ARGUMENTS`, or `supervisor adopt {job_id} --` if it has none"
     else:
         why = f"Slurm does not tell which blanks part the arguments of its script: {' '.join(told)!r}"
-        way = f"`supervisor adopt {job_id} -- {shlex.join(word for word in told if word)}` if each of them does"
+        words = [word for word in told if word]
+        example = f"; quote what belongs together, e.g. -- {words[0]} {' '.join(words[1:])!r}" if len(words) > 2 else ""
+        example = example or f"; quote what belongs together, e.g. -- {' '.join(words)!r}"
+        way = f"`supervisor adopt {job_id} -- {shlex.join(words)}` if each of them does{example}"
     raise CommandError(f"job {job_id}: {why}. Give them: {way}", EXIT_BAD_INPUT)
 
 
@@ -210,17 +220,23 @@ def _ask(settings: Settings, request: dict[str, Any]) -> dict[str, Any]:
         except DaemonSilent:
             raise
         except DaemonDown as error:
-            raise CommandError(f"{error}. The job goes on unsupervised", EXIT_DAEMON_DOWN) from None
+            raise CommandError(f"{error}. Nothing was changed: the job goes on as it is", EXIT_DAEMON_DOWN) from None
         except Refused as error:
             if error.code != "look_again" or time.monotonic() > until:
                 raise
         time.sleep(_AGAIN_S)
 
 
-def _tell(reply: dict[str, Any], notes: list[str], again: Resubmission, *, as_json: bool) -> None:
+def _tell(
+    reply: dict[str, Any], notes: list[str], again: Resubmission, supervision: dict[str, Any], *, as_json: bool
+) -> None:
     if as_json:
         parts = {"options": list(again.options), "script": again.script, "arguments": list(again.arguments)}
-        click.echo(json.dumps({**reply, "notes": notes, "resubmission": parts}, indent=2))
+        more = {"supervision": supervision} if supervision else {}
+        click.echo(json.dumps({**reply, "notes": notes, "resubmission": parts, **more}, indent=2))
         return
     tell_notes(notes)
+    if supervision:
+        click.echo(f"{reply.get('message')}\n{render_supervision(supervision)}")
+        return
     click.echo(f"{reply.get('message')}; follow it with `supervisor status {reply.get('run')}`")

@@ -16,6 +16,11 @@ _CONFIG_KEY = "supervisor.config"  # in click's notes: the configuration that wa
 
 
 def _load(context: click.Context, _: click.Parameter, value: Path | None) -> Settings:
+    return load_chosen(context, value)
+
+
+def load_chosen(context: click.Context, value: Path | None) -> Settings:
+    """The service's configuration: the file, else the usual places. `start_hint` names what was chosen by hand."""
     context.meta[_CONFIG_KEY] = str(value or os.environ.get(ENV_CONFIG) or "")
     return load_settings(value, os.environ)
 

@@ -22,9 +22,10 @@ from slurm.inherited import Inherited, read_inherited
 from slurm.sbatch_line import Effective, parse_command_line, render_submitted, wrap_text
 from slurm.sbatch_options import INVALID_OPTION_EXIT, QUESTIONS, BadSubmission, name_of
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_FAILED, CommandError
-from supervisor.config import Settings, load_settings
+from supervisor.cli.options import load_chosen, start_hint
+from supervisor.config import Settings
 from supervisor.control import DaemonDown, DaemonSilent, ask
-from supervisor.model import EPOCH, Attempt, Run
+from supervisor.model import EPOCH, Attempt, Run, RunSpec
 from supervisor.scripts import MAX_SCRIPT_BYTES, Handed, NotSupervised, Script, read_script, render_submission
 from supervisor.supervision import BadSupervision, render_help, take_options
 from trainer.contract import ENV_RUN
@@ -63,7 +64,8 @@ def sbatch(context: click.Context, *, words: tuple[str, ...]) -> int:
     arguments are replaced in each submission.
 
     Exit codes: sbatch's own (0 submitted, 1 or 255 refused); 2 can't be supervised; 3 the daemon is not running,
-    nothing was submitted; 5 accepted, and no job after 60 s. With --wait: that of the last job.
+    nothing was submitted; 5 accepted, and no job after 60 s, or no answer of the daemon: it may have been accepted, so
+    look with `supervisor status` before a retry. With --wait: that of the last job.
     """
     try:
         own, given = take_options(words)
@@ -77,7 +79,7 @@ def sbatch(context: click.Context, *, words: tuple[str, ...]) -> int:
     if "help" in names:
         click.echo(context.get_help())
         return 0
-    settings = load_settings(Path(given["config"]) if "config" in given else None, os.environ)
+    settings = load_chosen(context, Path(given["config"]) if "config" in given else None)
     if names & (QUESTIONS | {"test-only"}):
         return _hand_on(own, settings)
     try:
@@ -91,8 +93,7 @@ def sbatch(context: click.Context, *, words: tuple[str, ...]) -> int:
     check_checkpoints(script)
     surroundings = look_around(script, os.environ)
     if "dry-run" in given:
-        script = replace(script, notes=(*script.notes, *surroundings))
-        return _tell_dry_run(settings, handed, script, as_json="json" in given)
+        return _tell_dry_run(settings, handed, script, surroundings, as_json="json" in given)
     tell_notes(list(surroundings))
     return submit(settings, request_of("sbatch", handed), script)
 
@@ -122,6 +123,9 @@ def look_around(script: Script, environment: Mapping[str, str]) -> tuple[str, ..
             notes.append(
                 f"{path}: no such folder here; without it on the node Slurm ends the job at once, without a log"
             )
+    saves = script.spec.checkpoint.directory
+    if saves is not None and not os.path.lexists(saves):
+        notes.append(f"--supervise-checkpoint-dir={saves}: not there yet; the training has to make it")
     outer = environment.get(ENV_RUN)
     if outer and "SLURM_JOB_ID" in environment:
         notes.append(
@@ -236,7 +240,7 @@ def submit(settings: Settings, request: dict[str, Any], script: Script, *, wait_
         sys.stdout.flush()
     is_made = make_root(script.spec.root)
     try:
-        reply = ask(settings.control.socket, request)
+        reply = ask(settings.control.socket, request, start_hint=start_hint())
     except DaemonSilent:
         raise
     except DaemonDown as error:
@@ -342,22 +346,57 @@ def _await_end(settings: Settings, run: str) -> int:
 # ---------------------------------------------------------------- dry run
 
 
-def _tell_dry_run(settings: Settings, handed: Handed, script: Script, *, as_json: bool) -> int:
+def _tell_dry_run(
+    settings: Settings, handed: Handed, script: Script, surroundings: tuple[str, ...], *, as_json: bool
+) -> int:
     notes, run_name, job_name = list(script.notes), script.spec.name, script.script.job_name
     try:
-        reply = ask(settings.control.socket, {**request_of("sbatch", handed), "dry_run": True})
+        reply = ask(settings.control.socket, {**request_of("sbatch", handed), "dry_run": True}, start_hint=start_hint())
         notes, run_name, job_name = list(reply.get("notes", ())), str(reply["run"]), str(reply.get("job_name"))
     except DaemonDown as error:
         notes.append(f"name and rights not checked: {error}")
-    argv = _first_argv(script, run_name, job_name)
+    notes = [*surroundings, *notes]
+    argv, supervision = (
+        _first_argv(script, run_name, job_name),
+        describe_supervision(replace(script.spec, name=run_name)),
+    )
     run_dir = str(script.spec.root / run_name)
     if as_json:
         report = {"ok": True, "dry_run": True, "run": run_name, "run_dir": run_dir, "argv": argv, "notes": notes}
-        click.echo(json.dumps(report, indent=2))
+        click.echo(json.dumps({**report, "supervision": supervision}, indent=2))
         return 0
     tell_notes(notes)
     click.echo(f"dry run: would make {run_dir} and submit, as run {run_name},\n{shlex.join(argv)}")
+    click.echo(render_supervision(supervision))
     return 0
+
+
+def describe_supervision(spec: RunSpec) -> dict[str, Any]:
+    """The settings of supervision that apply, given or by default, under the names of the options. No pattern: null."""
+    from supervisor.layouts.registry import pattern_of  # and what it needs; a submission does not
+
+    saves = spec.checkpoint
+    return {
+        "min-nodes": spec.nodes.min,
+        "max-nodes": spec.nodes.max,
+        "multiple-of": spec.nodes.multiple_of,
+        "checkpoint-dir": str(saves.directory or spec.run_dir / "checkpoints"),
+        "layout": saves.layout,
+        "progress-pattern": spec.progress.pattern or pattern_of(saves.layout) or None,
+        "stall-s": spec.progress.step_max_s,
+        "max-restarts": spec.restart.max_without_progress,
+        "max-node-failures": spec.restart.max_node_failures,
+        "backoff-s": spec.restart.backoff_s,
+        "queue-ahead-s": spec.restart.queue_ahead_s,
+        "warn-s": spec.slurm.warn_before_limit_s,
+    }
+
+
+def render_supervision(supervision: Mapping[str, Any]) -> str:
+    """The same for people, one a line."""
+    width = max(map(len, supervision))
+    lines = (f"  {name:{width}}  {'none' if value is None else value}" for name, value in supervision.items())
+    return "\n".join(["supervised with", *lines])
 
 
 def _first_argv(script: Script, run_name: str, job_name: str) -> list[str]:

@@ -69,12 +69,12 @@ def submit(*, run_file: Path, dry_run: bool, no_visibility_check: bool, as_json:
 def _ask_in_vain(settings: Settings, request: dict[str, Any], *, may_be_down: bool) -> list[str]:
     """What the daemon would refuse, it refuses now; a note when nobody is there to ask and that is no error."""
     try:
-        ask(settings.control.socket, {**request, "dry_run": True}, start_hint=start_hint())
+        reply = ask(settings.control.socket, {**request, "dry_run": True}, start_hint=start_hint())
     except DaemonDown as error:
         if not may_be_down:
             raise
         return [f"name and rights not checked: {error}"]
-    return []
+    return [str(note) for note in reply.get("notes", ())]
 
 
 def _check_visible(client: CliClient, spec: RunSpec, settings: Settings) -> list[str]:

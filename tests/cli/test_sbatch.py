@@ -123,6 +123,30 @@ def test_a_dry_run_says_what_would_be_submitted_and_leaves_nothing(service: Serv
     assert "daemon is not running" in sbatch(service, "--supervise-dry-run", "train.sh").stderr
 
 
+def test_a_dry_run_shows_the_supervision_that_applies_and_every_note(service: Service, home: Path) -> None:
+    """What is given and what is by default; a `#SUPERVISE` line behind the first command is said not to be read."""
+    (home / "own.sh").write_text("#!/bin/sh\n#SUPERVISE --layout=dcp\necho\n#SUPERVISE --max-restarts=9\n")
+    words = ("-N2", "--supervise-checkpoint-dir=ckpt", "--output=nowhere/%j.out", "--supervise-dry-run")
+    with service.running():
+        report = json.loads(sbatch(service, *words, "--supervise-json", "own.sh").stdout)
+        shown = sbatch(service, *words, "own.sh")
+    applies = report["supervision"]
+    assert (applies["min-nodes"], applies["max-nodes"], applies["layout"]) == (2, 2, "dcp")
+    assert (applies["checkpoint-dir"], applies["max-restarts"]) == (str(home / "ckpt"), 3)
+    said = " ".join(report["notes"])
+    assert "nowhere: no such folder" in said
+    assert "ckpt: not there yet" in said
+    assert "line 4 of the script: #SUPERVISE" in said
+    assert f"checkpoint-dir     {home}/ckpt" in shown.stdout
+
+
+def test_the_hint_for_a_daemon_that_is_down_names_the_chosen_configuration(service: Service, home: Path) -> None:
+    config = home / "own.toml"
+    config.write_text("")
+    ended = sbatch(service, f"--supervise-config={config}", "train.sh")
+    assert (ended.exit_code, f"supervisor daemon --config {config}" in ended.stderr) == (3, True)
+
+
 def test_what_sbatch_does_not_say_of_the_surroundings_is_said(home: Path) -> None:
     """A log that can't be opened ends a job without a word; what is submitted inside a run's job is another run."""
     (home / "logs").mkdir()
@@ -201,7 +225,8 @@ def job_as(command: str) -> JobDescription:
     [
         ("/t", (22, 5), None, ()),
         ("/t a", (22, 5), None, ("a",)),
-        ("/t a b", (22, 5), None, "`supervisor adopt 7 -- a b`"),
+        ("/t a b", (22, 5), None, "-- a b` if each of them does; quote what belongs together, e.g. -- 'a b'"),
+        ("/t a b c", (22, 5), None, "quote what belongs together, e.g. -- a 'b c'"),
         ("/t a b", (22, 5), ("a b",), ("a b",)),
         ("/t", (24, 11), None, "`supervisor adopt 7 --` if it has none"),
         ("/t", (24, 11), (), ()),

@@ -17,6 +17,7 @@ from supervisor.model import (
     Attempt,
     AttemptEnd,
     AttemptState,
+    CheckpointSpec,
     Fresh,
     Intent,
     IntentKind,
@@ -202,6 +203,19 @@ def test_a_dependency_on_a_job_of_a_run_is_told_that_the_run_may_go_on_in_anothe
     bench.adopt(who=peer(0))
     assert "job 55 is attempt 1 of run" in bench.hand_in("-d", "afterok:7:55,singleton", "train.sh")["notes"][-1]
     assert "attempt 1" not in str(bench.hand_in("-d", "afterok:5:555", "train.sh")["notes"])
+
+
+@pytest.mark.parametrize(
+    ("state", "is_said"), [(RunState.ACTIVE, True), (RunState.HELD, True), (RunState.STOPPED, False)]
+)
+def test_a_live_run_that_saves_in_the_same_folder_is_said(state: RunState, *, is_said: bool) -> None:
+    saves = CheckpointSpec(directory=Path("/home/ann/ckpt"), layout="dcp")
+    other = run("other", state=state)
+    bench = Bench(replace(other, spec=replace(other.spec, checkpoint=saves)))
+    notes = bench.hand_in("--supervise-checkpoint-dir=./ckpt", "train.sh", dry_run=True)["notes"]
+    assert any("run other" in note and "saves there" in note for note in notes) is is_said
+    elsewhere = bench.hand_in("--supervise-checkpoint-dir=ckpt2", "train.sh", dry_run=True)["notes"]
+    assert not any("saves there" in note for note in elsewhere)
 
 
 def test_a_name_that_sbatch_has_refused_is_free_for_its_owner() -> None:
