@@ -16,6 +16,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
+
 from slurm.inherited import Inherited, check_inherited
 from slurm.sbatch_options import BadSubmission
 from slurm.types import JobRecord
@@ -51,6 +53,7 @@ LEDGER = "ledger"
 LOOK_AGAIN = "look_again"  # Slurm is being asked: the same request again, soon
 UNKNOWN_JOB = "unknown_job"
 SLURM = "slurm"  # Slurm does not answer
+INTERNAL = "internal"  # a defect of this program
 SBATCH = "sbatch"  # what sbatch itself refuses: `stderr` and `exit_code` are its own
 
 MAX_RUN_FILE_CHARS = 128 * 1024
@@ -174,12 +177,13 @@ def handle(
     """
     try:
         asked = _look_up(request, ledger, now, rights, jobs)
-        decision = decide(asked)
+        decision = _decide_safely(asked)
         if decision.changes and not _is_dry_run(request):
             _commit(asked, decision, ledger, keeper)
     except (LedgerUnusable, OSError) as error:
         return failure(LEDGER, f"nothing was changed: {error}")
-    return decision.reply
+    is_tried = _is_dry_run(request) and decision.reply.get("ok")
+    return {**decision.reply, "dry_run": True} if is_tried else decision.reply
 
 
 def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rights, jobs: Jobs | None) -> Asked:
@@ -240,6 +244,18 @@ def _add_script(
     except BaseException:
         keeper.drop(run.name)
         raise
+
+
+def _decide_safely(asked: Asked) -> Decision:
+    """A request that meets a defect gets an answer, and the service goes on: nothing was committed yet."""
+    try:
+        return decide(asked)
+    except (LedgerUnusable, OSError):
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is, one person's request does not end the service
+        verb = asked.request.verb[:40]
+        structlog.get_logger("requests").exception("request.failed", verb=verb, uid=asked.request.peer.uid)
+        return _refuse(INTERNAL, "nothing was changed: a defect of the service; its log has the details")
 
 
 def decide(asked: Asked) -> Decision:
@@ -396,6 +412,7 @@ def _script_run(asked: Asked, script: Script, owner: tuple[int, int], inherited:
 # ---- adopt
 
 _ANSWER_MAX_AGE_S = 4.0  # a job is adopted by what Slurm says now
+_MAX_WAITED_S = 3600
 
 
 def _adopt(asked: Asked) -> Decision:
@@ -442,10 +459,11 @@ def _find_job(asked: Asked) -> JobRecord | Decision:
     if jobs is None or isinstance(jobs, Stale):
         why = f": {jobs.why}" if jobs is not None else ""
         return _refuse(SLURM, f"Slurm does not answer now, so no job can be adopted{why}")
-    waited_s = asked.request.body.get("waited_s")
-    allowed_s = min(float(waited_s), _ANSWER_MAX_AGE_S) if isinstance(waited_s, int | float) else 0.0
+    waited_s = asked.request.body.get("waited_s", 0)
+    if not _is_wait(waited_s):
+        return _refuse(BAD_INPUT, f"waited_s is a number of seconds from 0 to {_MAX_WAITED_S}")
     # An answer that was asked for before the request was may not hold a job that the person has seen already.
-    if (asked.now - jobs.asked_at).total_seconds() > max(0.0, allowed_s):
+    if (asked.now - jobs.asked_at).total_seconds() > min(waited_s, _ANSWER_MAX_AGE_S):
         return _refuse(LOOK_AGAIN, "Slurm is being asked")
     job = jobs.value.get(job_id)
     if job is None:
@@ -662,6 +680,11 @@ def _one_account(rights: Rights, uid: int) -> str:
         f"this service runs as {user_name(rights.service_uid)} and can submit only that account's jobs, not those of "
         f"{user_name(uid)}"
     )
+
+
+def _is_wait(value: object) -> bool:
+    """False for NaN and infinity too, which JSON as Python reads it may hold; a bool is no number of seconds."""
+    return type(value) in {int, float} and 0 <= value <= _MAX_WAITED_S  # type: ignore[operator]
 
 
 def _is_id(value: object) -> bool:

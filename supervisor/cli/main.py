@@ -1,8 +1,8 @@
 """The `supervisor` command: its subcommands, loaded when they are called, and one way to tell every error.
 
-Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
-70 a defect of this program, 130 interrupted. Every error is one line on standard error; `supervisor --debug COMMAND`
-shows where it came from.
+Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed, 5 it may have
+been accepted, 70 a defect of this program, 130 interrupted. Every error is one line on standard error;
+`supervisor --debug COMMAND` shows where it came from.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_DAEMON_DOWN = 3
 EXIT_REFUSED = 4
+EXIT_MAY_BE_ACCEPTED = 5  # or is, and nothing has come of it yet: a retry might do it twice
 EXIT_DEFECT = 70  # as in sysexits.h: a defect of this program, not of its input
 _EXIT_INTERRUPTED = 130
 
@@ -96,7 +97,9 @@ def main(*, debug: bool) -> None:
     work while the daemon is down; what changes something is asked of the daemon.
 
     Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
-    70 a defect of this program, 130 interrupted by Ctrl-C.
+    5 the daemon is there and does not answer: it may have been accepted, look with `supervisor status`,
+    70 a defect of this program, 130 interrupted by Ctrl-C. An error is one line on standard error, with --json too:
+    standard output is empty then.
     """
 
 
@@ -143,7 +146,7 @@ def _name_missing(error: click.UsageError) -> str:
 def _judge_service_error(error: Exception) -> tuple[int, str]:
     # Imported now: only an error pays for it.
     from slurm.errors import SlurmError, SlurmRefused
-    from supervisor.control import ControlError, DaemonDown, Refused, SocketInUse
+    from supervisor.control import ControlError, DaemonDown, DaemonSilent, Refused, SocketInUse
     from supervisor.core.reliability import PlanError
     from supervisor.ledger import LedgerError, LedgerMissing, LedgerTooNew
     from supervisor.runlock import AlreadyRunning
@@ -151,6 +154,7 @@ def _judge_service_error(error: Exception) -> tuple[int, str]:
 
     rows: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
         ((ConfigError, PlanError, LedgerTooNew, AlreadyRunning, SocketInUse), EXIT_BAD_INPUT),
+        (DaemonSilent, EXIT_MAY_BE_ACCEPTED),  # before DaemonDown, of which it is one
         ((DaemonDown, LedgerMissing), EXIT_DAEMON_DOWN),
         ((ControlError, LedgerError, SlurmError), EXIT_FAILED),
     )
@@ -177,6 +181,7 @@ _REFUSALS: Mapping[str, int] = {
     "look_again": EXIT_FAILED,
     "ledger": EXIT_FAILED,
     "busy": EXIT_FAILED,
+    "internal": EXIT_DEFECT,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor import runlock
 from supervisor.cli.main import judge_error
-from supervisor.control import Refused
+from supervisor.control import DaemonDown, DaemonSilent, Refused
 from tests.cli.conftest import NOW, Service, run
 
 
@@ -156,6 +156,12 @@ def test_a_defect_is_one_line_too_and_debug_shows_where(service: Service, monkey
 def test_debug_keeps_the_exit_code(service: Service) -> None:
     assert service.call("--debug", "status").exit_code == 3
     assert service.call("--debug", "plan").exit_code == 2
+
+
+def test_what_may_have_been_accepted_is_not_told_as_a_daemon_that_is_not_running() -> None:
+    assert judge_error(DaemonSilent("no answer"))[0] == 5
+    assert judge_error(DaemonDown("not there"))[0] == 3
+    assert judge_error(Refused("internal", "a defect of the service"))[0] == 70
 
 
 @pytest.mark.parametrize("words", ["daemon", "doctor"])

@@ -317,6 +317,23 @@ def test_what_is_no_number_of_a_job_is_refused(job_id: object) -> None:
     assert Bench().adopt(job_id)["code"] == requests.BAD_INPUT
 
 
+@pytest.mark.parametrize("waited_s", [10**400, -1, 3601, True, "1", None, [], float("nan"), float("inf")])
+def test_what_is_no_number_of_seconds_is_refused(waited_s: object) -> None:
+    assert Bench().adopt(waited_s=waited_s)["code"] == requests.BAD_INPUT
+
+
+def test_a_request_that_meets_a_defect_is_answered_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("hunter2")
+
+    bench = Bench()
+    monkeypatch.setattr(requests, "read_handed", fail)
+    reply = bench.hand_in()
+    assert (reply["ok"], reply["code"]) == (False, requests.INTERNAL)
+    assert "hunter2" not in reply["message"]
+    assert (bench.ledger.runs, bench.keeper) == ({}, {})
+
+
 def test_a_job_is_adopted_by_what_slurm_says_now() -> None:
     bench = Bench()
     bench.jobs = Fresh(value={}, asked_at=NOW - timedelta(seconds=1))  # asked for before the request came
@@ -325,7 +342,6 @@ def test_a_job_is_adopted_by_what_slurm_says_now() -> None:
     assert bench.adopt(waited_s=1.5)["code"] == requests.UNKNOWN_JOB
     bench.jobs = Fresh(value={55: job()}, asked_at=NOW - timedelta(seconds=30))
     assert bench.adopt(waited_s=60)["code"] == requests.LOOK_AGAIN
-    assert bench.adopt(waited_s="nan")["code"] == requests.LOOK_AGAIN
     bench.jobs = Stale(why="timed out", since_at=NOW)
     assert bench.adopt()["code"] == requests.SLURM
     bench.jobs = Fresh(value={}, asked_at=NOW)
