@@ -414,6 +414,9 @@ class NodeMemory:
     boot_at: str = ""  # at the drain: another value later means rebooted or replaced
 
 
+DRAIN_WITHHELD = "drain.withheld"  # a broken node that is not drained, for the bounds of what may be
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent:
     """One line of a node's history."""

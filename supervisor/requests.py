@@ -564,7 +564,7 @@ def _set_pause(asked: Asked, *, is_paused: bool) -> Decision:
     if isinstance(run, Decision):
         return run
     if run.state in _ENDED:
-        return _refuse(CONFLICT, f"run {run.name} is {run.state}{_way_on(run)}")
+        return _refuse(CONFLICT, _ended(run))
     if run.is_paused == is_paused:
         return _nothing_to_do(request, run, "paused already" if is_paused else f"not paused{_way_on(run)}")
     # Why a run is held stays said; what was true of a pause must not stand as the reason of a run that goes on.
@@ -576,11 +576,16 @@ def _set_pause(asked: Asked, *, is_paused: bool) -> Decision:
 def _pause_service(asked: Asked, *, is_paused: bool) -> Decision:
     request = asked.request
     if not authorise(request.verb, request.peer, None, asked.rights):
-        return _not_allowed(request, "the whole service")
+        return _not_allowed(request, "the whole service", who="root, the service's own account and the admin group")
     message = f"the service is paused: {_PAUSED}" if is_paused else "the service is resumed"
     if _is_dry_run(request):
         message = f"dry run: would {request.verb} the whole service"
     return Decision(is_paused=is_paused, reply={"ok": True, "run": None, "message": message})
+
+
+def _ended(run: Run) -> str:
+    way = f": `supervisor release {run.name}` starts it again" if run.state is RunState.STOPPED else ""
+    return f"run {run.name} is {run.state}{way}"
 
 
 def _way_on(run: Run) -> str:
@@ -639,7 +644,8 @@ def _changeable(asked: Asked) -> Run | Decision:
 
 def _change(asked: Asked, run: Run, message: str, **changes: Any) -> Decision:
     changed = dataclasses.replace(run, changed_at=asked.now, **changes)
-    return Decision(run=changed, why=_by(asked.request), reply=_granted(asked.request, changed, message))
+    shown = run if _is_dry_run(asked.request) else changed
+    return Decision(run=changed, why=_by(asked.request), reply=_granted(asked.request, shown, message))
 
 
 def _nothing_to_do(request: Request, run: Run, state: str) -> Decision:
@@ -709,10 +715,10 @@ def _in_use(known: Run) -> str:
     )
 
 
-def _not_allowed(request: Request, what: str) -> Decision:
+def _not_allowed(request: Request, what: str, *, who: str = "its owner, root and the admin group") -> Decision:
     return _refuse(
         NOT_ALLOWED,
-        f"{user_name(request.peer.uid)} may not {request.verb} {what}: its owner, root and the admin group may",
+        f"{user_name(request.peer.uid)} may not {request.verb} {what}: {who} may",
     )
 
 

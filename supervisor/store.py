@@ -196,7 +196,8 @@ class Store:
         with ledger.named_file_errors(path):
             if not path.exists():
                 raise LedgerMissing(
-                    f"there is no ledger at {path}: start the daemon (it makes one), or set ledger.path"
+                    f"there is no ledger at {path}: start the daemon (it makes one), or name the configuration that "
+                    "sets ledger.path, with --config or in SUPERVISOR_CONFIG"
                 )
             store = cls(path, ledger.connect_readonly(path))
             try:

@@ -46,6 +46,12 @@ class Bench:
     notices: list[str] = field(default_factory=list)  # of `json_client`: why JSON was given up
     parent: Mapping[str, str] = field(default_factory=dict)  # PATH and SLURM_CONF are of it
     uid: int = 0
+    service_uid: int | None = None  # of a service that another account runs; None: there is none
+
+    @property
+    def account(self) -> int:
+        """Whose rights count: the service's, else those of whoever asks."""
+        return self.uid if self.service_uid is None else self.service_uid
 
 
 def make_bench(settings: Settings) -> Bench:
@@ -67,6 +73,7 @@ def make_bench(settings: Settings) -> Bench:
         notices=notices,
         parent=parent,
         uid=os.geteuid(),
+        service_uid=_find_service_uid(settings.control.socket, os.geteuid()),
     )
 
 
@@ -157,14 +164,23 @@ def look_at_accounting(bench: Bench, facts: ClusterFacts) -> Finding:
 _SLURM_USER = re.compile(r"^SlurmUser\s*=\s*\S+\((\d{1,10})\)", re.MULTILINE)
 
 
+def _find_service_uid(socket: Path, uid: int) -> int | None:
+    """The account of the service whose socket this is, where it is another than `uid`."""
+    try:
+        owner = socket.stat().st_uid
+    except OSError:
+        return None
+    return owner if uid not in {owner, 0} else None
+
+
 def look_at_drains(bench: Bench) -> Finding:
-    """Whether this account may drain nodes, by what Slurm says of it."""
+    """Whether the account that drains may drain nodes, by what Slurm says of it."""
     what = "drains"
     if not bench.settings.drain.enabled or bench.settings.observe_only:
         return Finding(what=what, ok=None, detail="turned off in the configuration: broken nodes are only left out")
-    name = user_name(bench.uid)
+    name = user_name(bench.account)
     slurm_user = _SLURM_USER.search(bench.ask(commands.show_config_argv()).stdout)
-    if bench.uid == 0 or (slurm_user is not None and int(slurm_user[1]) == bench.uid):
+    if bench.account == 0 or (slurm_user is not None and int(slurm_user[1]) == bench.account):
         return Finding(what=what, ok=True, detail=f"{name} may drain nodes")
     if "administrator" in bench.ask(commands.admin_level_argv(name)).stdout.lower():
         return Finding(what=what, ok=True, detail=f"{name} is a Slurm administrator, and may drain nodes")
@@ -179,8 +195,12 @@ def look_at_drains(bench: Bench) -> Finding:
 def look_at_accounts(bench: Bench) -> Finding:
     """Whether jobs can be submitted as their owners: root can, where a process may change its account."""
     what = "accounts"
+    if bench.uid != 0 and bench.account == 0:
+        return Finding(what=what, ok=True, detail="the service runs as root, and submits each job as its owner")
     if bench.uid != 0:
-        detail = f"jobs run as {user_name(bench.uid)} alone, and others' runs are refused; a daemon of root serves all"
+        detail = (
+            f"jobs run as {user_name(bench.account)} alone, and others' runs are refused; a daemon of root serves all"
+        )
         return Finding(what=what, ok=None, detail=detail)
     cure = "start the service with CAP_SETUID and CAP_SETGID (systemd: CapabilityBoundingSet)"
     try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from slurm.types import NodeRecord
-from supervisor.model import NodeEvent, NodeMemory
+from supervisor.model import DRAIN_WITHHELD, NodeEvent, NodeMemory, Verdict
 from supervisor.reports.table import Table, duration, instant, one_line
 from supervisor.store import Store
 
@@ -22,6 +22,7 @@ class NodeStatus:
     record: NodeRecord | None
     memory: NodeMemory | None
     runs: tuple[str, ...]  # whose live attempt has it
+    withheld: str = ""  # why it is not drained though it is broken; empty: it is, or nothing is in the way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ def read_nodes(
     with store.reading():
         merged = merge_nodes(records, store.load_nodes(), _read_use(store))
         past = store.load_node_events(node, _PAST)
+        merged = tuple(replace(status, withheld=find_withheld(status, past)) for status in merged)
         return Nodes(
             nodes=tuple(status for status in merged if node in {None, status.node}),
             events=past[-events:],
@@ -91,6 +93,17 @@ def read_nodes(
 
 
 _PAST = 2000  # events that repairs are told from
+
+
+def find_withheld(status: NodeStatus, events: Sequence[NodeEvent]) -> str:
+    """Why a broken node is not drained, as its events tell; empty where it is. `events` oldest first."""
+    memory, record = status.memory, status.record
+    if memory is None or memory.verdict is not Verdict.BROKEN or memory.is_drained_by_us:
+        return ""
+    if record is not None and record.is_withdrawn:
+        return ""
+    found = (e for e in events if e.node == status.node and e.event == DRAIN_WITHHELD and e.at >= memory.since_at)
+    return next((event.detail for event in list(found)[::-1]), "")
 
 
 def _read_use(store: Store) -> dict[str, tuple[str, ...]]:
@@ -173,6 +186,7 @@ def _as_json(status: NodeStatus) -> dict[str, Any]:
         "drained_by_us": memory.is_drained_by_us if memory else False,
         "drain_reason": memory.drain_reason or None if memory else None,
         "drained_at": memory.drained_at if memory else None,
+        "not_drained": status.withheld or None,  # why, of a broken node
         "runs": list(status.runs),
     }
 
@@ -191,13 +205,16 @@ def nodes_table(report: Nodes) -> Table:
 def _row(status: NodeStatus) -> tuple[str, ...]:
     record, memory = status.record, status.memory
     drained = " (drained by us)" if memory and memory.is_drained_by_us else ""
+    drained = " (not drained)" if status.withheld else drained
+    reason = memory.reason if memory and memory.reason else record.reason if record else ""
+    why = f"; not drained: {status.withheld}" if status.withheld else ""
     return (
         status.node,
         one_line(record.raw_state, 40) if record else "?",
         f"{memory.verdict if memory else 'healthy'}{drained}",
         ",".join(status.runs) or "-",
         instant(memory.checked_at) if memory else "-",
-        one_line(memory.reason if memory and memory.reason else record.reason if record else ""),
+        f"{one_line(reason)}{why}",
     )
 
 

@@ -140,6 +140,15 @@ def test_an_account_of_its_own_is_told_whom_it_serves() -> None:
     assert (found.status, "others' runs are refused" in found.detail) == ("", True)
 
 
+def test_for_a_user_the_rights_are_those_of_the_service_that_another_account_runs() -> None:
+    """A user needs no right of an administrator where root's service drains."""
+    user = replace(bench({"sacctmgr": NO_ACCOUNTING, "scontrol_config": CONFIG}, uid=1001), service_uid=0)
+    assert [(f.status, f.detail) for f in (look_at_drains(user), look_at_accounts(user))] == [
+        ("ok", "root may drain nodes"),
+        ("ok", "the service runs as root, and submits each job as its owner"),
+    ]
+
+
 def stand_in(folder: Path, script: str) -> Bench:
     """A bench of root's on whose PATH there is an sbatch that any account can run."""
     for above in (folder, *folder.parents[:2]):

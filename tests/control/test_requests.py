@@ -170,7 +170,8 @@ def test_a_service_without_root_takes_only_its_own_accounts_runs() -> None:
 
 def test_a_dry_run_changes_nothing() -> None:
     ledger = Ledger(run())
-    assert asked(ledger, "stop", run="llama", dry_run=True)["ok"]
+    reply = asked(ledger, "stop", run="llama", dry_run=True)
+    assert (reply["ok"], reply["dry_run"], reply["state"]) == (True, True, "active")
     assert ledger.runs["llama"].state is RunState.ACTIVE
     empty = Ledger()
     assert submit(empty, dry_run=True)["ok"]
@@ -307,6 +308,13 @@ def test_the_service_is_paused_by_root_and_not_by_a_user() -> None:
         asked(ledger, verb, who, run=None)
         seen.append(ledger.is_paused)
     assert seen == [None, None, True, False]
+    refused = asked(ledger, "pause", peer(BOB), run=None)["message"]
+    assert refused.endswith("may not pause the whole service: root, the service's own account and the admin group may")
+
+
+def test_resuming_a_stopped_run_names_the_way_on_once() -> None:
+    message = asked(Ledger(run(state=RunState.STOPPED)), "resume", run="llama")["message"]
+    assert message == "run llama is stopped: `supervisor release llama` starts it again"
 
 
 @pytest.mark.parametrize("verb", ["stop", "pause", "resume", "release"])

@@ -10,7 +10,7 @@ import pytest
 
 from slurm.types import NodeBase
 from supervisor.core.drains import Candidate, drain_limit, find_refusals, judge_drain, render_drain_reason
-from supervisor.model import DrainPolicy, Intent, IntentKind, IntentState, NodeMemory, Policy, Verdict
+from supervisor.model import DrainPolicy, Intent, IntentKind, IntentState, NodeEvent, NodeMemory, Policy, Verdict
 from tests.core.builders import (
     LATER,
     NOW,
@@ -26,6 +26,7 @@ from tests.core.builders import (
     node,
     node_in,
     plan_for,
+    records,
     snapshot,
     view,
     world,
@@ -219,8 +220,11 @@ def test_an_exhausted_budget_is_told_once() -> None:
     full = drain_intent("n3", IntentState.DONE, ago(10))
     plan = plan_for(world(nodes=[broken("n1")], settled_intents=(full,)), snapshot())
     (told,) = intents_of(plan, IntentKind.NOTIFY)
+    (event,) = records(plan.facts, NodeEvent)
+    assert (event.node, event.event, "budget" in event.detail) == ("n1", "drain.withheld", True)
     again = plan_for(world(nodes=[broken("n1")], settled_intents=(full, settled(told))), snapshot())
     assert intents_of(again, IntentKind.NOTIFY) == ()
+    assert records(again.facts, NodeEvent) == []
 
 
 def settled(told: Intent) -> Intent:

@@ -6,12 +6,14 @@ from supervisor.core import drains
 from supervisor.core import nodes as node_rules
 from supervisor.core.draft import Draft
 from supervisor.model import (
+    DRAIN_WITHHELD,
     CheckRow,
     Fresh,
     Intent,
     IntentKind,
     IntentState,
     NodeEvent,
+    NodeMemory,
     Stale,
     Verdict,
 )
@@ -102,15 +104,23 @@ def drain(draft: Draft) -> None:
         if kept is not None:
             draft.note(f"{memory.node} is not drained: {kept}")
             if candidate.waiting > candidate.limit or candidate.used >= candidate.limit:
-                draft.tell(
-                    f"drain-budget:{memory.node}:{memory.since_at:%s}", f"{memory.node}: {kept}", node=memory.node
-                )
+                _tell_withheld(draft, memory, kept)
             continue
         used += 1
         text = drains.render_drain_reason(draft.policy.owner_tag, memory, draft.now)
         draft.intend(
             Intent(kind=IntentKind.DRAIN, key=f"drain:{memory.node}", reason=memory.reason, node=memory.node, text=text)
         )
+
+
+def _tell_withheld(draft: Draft, memory: NodeMemory, kept: str) -> None:
+    """Tell someone, and write it in the node's history, which `supervisor nodes` reads."""
+    key = f"drain-budget:{memory.node}:{memory.since_at:%s}"
+    told = {i.key for i in draft.world.settled_intents if i.kind is IntentKind.NOTIFY}
+    if f"notify:{key}" in told or draft.open_intent(f"notify:{key}") is not None:
+        return
+    draft.tell(key, f"{memory.node} is not drained: {kept}", node=memory.node)
+    draft.put(NodeEvent(node=memory.node, at=draft.now, event=DRAIN_WITHHELD, detail=kept), kept)
 
 
 def _is_draining(draft: Draft, node: str) -> bool:
