@@ -351,3 +351,17 @@ def test_the_end_of_a_log_can_be_read(reader: RunDirReader, tmp_path: Path) -> N
     assert reader.read_tail(tmp_path / "job.log", max_bytes=4) == "two\n"
     with pytest.raises(RunDirUnreadable):
         reader.read_tail(tmp_path / "none")
+
+
+def test_a_manifest_that_a_shell_script_writes_by_the_contracts_page_counts(
+    reader: RunDirReader, paths: RunPaths
+) -> None:
+    folder = paths.checkpoint(5, 1)
+    folder.mkdir(parents=True)
+    (folder / "state.txt").write_text("state")
+    digest = xxhash.xxh3_128_hexdigest(b"state")
+    file = f'{{"path": "state.txt", "size_bytes": 5, "xxh3_128": "{digest}"}}'
+    keys = '"run": "run", "attempt": 1, "step": 5, "samples": 0, "world_size": 1, "time": 1e9'
+    (folder / "MANIFEST.json").write_text(f'{{{keys}, "files": [{file}]}}\n')
+    view = read(reader, paths)
+    assert [(c.step, c.is_complete, c.detail) for c in view.checkpoints] == [(5, True, "")]
