@@ -24,13 +24,14 @@ from slurm.client import CliClient, SlurmClient
 from slurm.pyslurm_client import choose_client
 from slurm.states import find_unknown_words
 from supervisor import runlock
+from supervisor.accounts import user_name
 from supervisor.clock import Clock, SystemClock
 from supervisor.config import Settings
 from supervisor.control import ControlServer
 from supervisor.core.reconcile import reconcile
 from supervisor.core.restarts import REFUSED
 from supervisor.execute import Executor
-from supervisor.model import Fresh, Plan, Run, RunState, Snapshot, Stale, World
+from supervisor.model import Fresh, IntentKind, IntentState, Plan, Run, RunState, Snapshot, Stale, World
 from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
@@ -40,6 +41,7 @@ from supervisor.slurmwatch import NOT_ASKED, Answers
 from supervisor.store import LedgerDamaged, Store
 from supervisor.submissions import Submissions
 from supervisor.sweep import Sweeper
+from trainer.contract import is_run_name
 
 _BACKUP_EVERY_S = 3600.0
 _KEEP_DAYS = 400
@@ -47,6 +49,7 @@ _FIRST_ANSWER_S = 30.0
 _CLOCK_STEP_S = 2.0
 _BEAT_EVERY_S = 30.0
 _ROWS_SHOWN = 5
+_MAX_OPEN_INTENTS = 100_000
 
 
 class Waker:
@@ -119,6 +122,8 @@ class Daemon:
         self._said: dict[str, str] = {}
         self._told_answers: Answers | None = None
         self._told_words: frozenset[str] = frozenset()
+        self._looked_up: frozenset[int] = frozenset()  # jobs with a token of a run
+        self._user = user_name(os.geteuid()) if os.geteuid() != 0 else None  # whose jobs alone are this service's
         self._backed_up_mono = time.monotonic() - max(0.0, store.backup_age_s(clock.now()))
 
     # ---- one turn
@@ -209,6 +214,19 @@ class Daemon:
         for word in sorted(words - self._told_words):
             self._log.warning("slurm.word_unknown", reason=f"{word} is not known here; it is taken for not usable")
         self._told_words |= words
+        ours = [job for job in jobs if not job.is_ended and (self._user is None or job.user == self._user)]
+        self._tell_unknown_jobs({job.job_id: job.comment for job in ours if job.comment.startswith("sup:")})
+
+    def _tell_unknown_jobs(self, tokens: dict[int, str]) -> None:
+        """Jobs with the token of a run that this ledger does not know, each once: nobody supervises them."""
+        for job_id in tokens.keys() - self._looked_up:
+            name = tokens[job_id].split(":")[1]
+            attempts = (*self._store.load_attempts(name), *self._store.load_aside(name)) if is_run_name(name) else ()
+            if tokens[job_id] not in {attempt.token for attempt in attempts}:
+                reason = f"job {job_id} carries {tokens[job_id][:200]}, which is not in this ledger: it is another's, "
+                reason += "or newer than a ledger that was put back, and goes on unsupervised"
+                self._log.warning("job.unknown", job_id=job_id, reason=reason)
+        self._looked_up = frozenset(tokens)
 
     def _say(self, what: str, text: str) -> None:
         if self._said.get(what, "") != text:
@@ -330,7 +348,7 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
         daemon = _build(settings, store, clock, control)
         _on_signals(daemon)
         if store.recovered_from is None:  # a backup does not know the newest runs
-            Submissions(settings.ledger.path).drop_others({run.name for run in store.load_runs() if _may_go_on(run)})
+            _tidy_submissions(Submissions(settings.ledger.path), store)
         try:
             if once:
                 daemon.observer.slurm.ask()
@@ -344,6 +362,14 @@ def run_daemon(settings: Settings, *, once: bool = False, dry_run: bool = False)
             store.end(clock.now())
             log.info("daemon.stopped", reason="jobs go on; the next start adopts them")
     return 0
+
+
+def _tidy_submissions(submissions: Submissions, store: Store) -> None:
+    """Remove what nobody needs of handed-in scripts: of runs that are over, and what a killed service left."""
+    runs = store.load_runs()
+    submissions.drop_others({run.name for run in runs if _may_go_on(run)}, known={run.name for run in runs})
+    intents = store.load_intents(IntentState.OPEN, limit=_MAX_OPEN_INTENTS)
+    submissions.remove_batches({(i.run or "", i.attempt or 0) for i in intents if i.kind is IntentKind.SUBMIT})
 
 
 def _may_go_on(run: Run) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from supervisor.submissions import Submission, SubmissionLost, Submissions, digest_of
 
@@ -74,11 +75,12 @@ def _replace_by_link(path: Path) -> None:
         lambda path: path.write_text(path.read_text()[:-9]),
         lambda path: path.write_text(path.read_text().replace("hunter2", "hunter3")),
         lambda path: path.write_text("[1]"),
+        lambda path: path.write_text("[" * 200_000),
         _replace_by_folder,
         _replace_by_pipe,
         _replace_by_link,
     ],
-    ids=["gone", "empty", "torn", "changed", "no record", "a folder", "a pipe", "a link"],
+    ids=["gone", "empty", "torn", "changed", "no record", "nested", "a folder", "a pipe", "a link"],
 )
 def test_what_is_not_as_it_was_kept_is_not_used(
     kept: Submissions, tmp_path: Path, damage: Callable[[Path], object]
@@ -104,14 +106,66 @@ def test_a_folder_that_is_not_the_services_own_is_refused(tmp_path: Path) -> Non
 
 def test_what_no_run_needs_is_removed(kept: Submissions, tmp_path: Path) -> None:
     kept.keep("other", KEPT)
-    kept.drop_others({"other"})
+    kept.drop_others({"other"}, known={"other", "train"})
     assert [path.name for path in (tmp_path / "submissions").iterdir()] == ["other.json"]
     kept.drop("other")
     kept.drop("other")
     assert not any((tmp_path / "submissions").iterdir())
 
 
+def test_what_no_run_of_the_ledger_is_known_for_stays_for_a_day(kept: Submissions, tmp_path: Path) -> None:
+    kept.keep("old", KEPT)
+    os.utime(tmp_path / "submissions/old.json", (0, 0))
+    kept.drop_others((), known=())
+    assert [path.name for path in (tmp_path / "submissions").iterdir()] == ["train.json"]
+
+
+def test_what_a_killed_writer_left_is_removed(kept: Submissions, tmp_path: Path) -> None:
+    (tmp_path / "submissions/.train.json.77.tmp").write_text("half")
+    kept.drop_others({"train"}, known={"train"})
+    assert [path.name for path in (tmp_path / "submissions").iterdir()] == ["train.json"]
+
+
+def test_what_cant_be_removed_is_told_once_and_the_rest_is_removed(kept: Submissions, tmp_path: Path) -> None:
+    (tmp_path / "submissions/orphan.json").mkdir()
+    kept.write_batch("train", 1, "x", None).unlink()
+    (tmp_path / "batch/train.1.sh").mkdir()
+    with capture_logs() as lines:
+        for _ in range(2):
+            kept.drop_others((), known={"train", "orphan"})
+            kept.drop("orphan")
+            kept.remove_batch("train", 1)
+            kept.remove_batches(())
+    assert not (tmp_path / "submissions/train.json").exists()
+    assert [("orphan.json" in line["reason"], line["event"]) for line in lines] == [
+        (True, "kept.stays"),
+        (False, "kept.stays"),
+    ]
+
+
+def test_nothing_is_read_or_removed_behind_a_link(kept: Submissions, tmp_path: Path) -> None:
+    kept.write_batch("train", 1, "x", None)
+    for name in ("submissions", "batch"):
+        (tmp_path / name).rename(tmp_path / f"{name}-elsewhere")
+        (tmp_path / name).symlink_to(tmp_path / f"{name}-elsewhere")
+    kept.drop("train")
+    kept.drop_others((), known={"train"})
+    kept.remove_batch("train", 1)
+    kept.remove_batches(())
+    with pytest.raises(SubmissionLost, match="not a folder of the service's own"):
+        kept.load("train", digest=DIGEST)
+    assert (tmp_path / "submissions-elsewhere/train.json").exists()
+    assert (tmp_path / "batch-elsewhere/train.1.sh").exists()
+
+
 # ---------------------------------------------------------------- what sbatch is given
+
+
+def test_what_a_killed_service_left_for_sbatch_is_removed(kept: Submissions, tmp_path: Path) -> None:
+    for run, attempt in (("train", 1), ("train", 2), ("other", 1)):
+        kept.write_batch(run, attempt, "x", None)
+    kept.remove_batches({("train", 2)})
+    assert [path.name for path in (tmp_path / "batch").iterdir()] == ["train.2.sh"]
 
 
 def test_sbatch_is_given_a_file_that_only_the_service_can_replace(kept: Submissions, tmp_path: Path) -> None:
