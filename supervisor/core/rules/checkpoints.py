@@ -8,6 +8,7 @@ from supervisor.core.draft import Draft
 from supervisor.model import (
     Checkpoint,
     CheckpointState,
+    Fresh,
     Intent,
     IntentKind,
     IntentState,
@@ -64,8 +65,18 @@ def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
         text = f"{_UNKNOWN}{why}; no attempt is planned meanwhile"
         draft.tell(f"checkpoints-unknown:{run.name}", f"run {run.name}: {text}", run=run.name)
     if not why or view.checkpoints_unknown_s >= _UNKNOWN_SHOW_S:
-        draft.show(run.name, _UNKNOWN, f"{_UNKNOWN}{why}" if why else "")
+        draft.show(run.name, _UNKNOWN, f"{_UNKNOWN}{why}{_say_ended(draft, run.name)}" if why else "")
     _tell_unrecognised(draft, run, view)
+
+
+def _say_ended(draft: Draft, name: str) -> str:
+    """That a restart waits: the end of a job counts once it can be seen what the job has published."""
+    last, jobs = draft.last_attempt(name), draft.snapshot.jobs
+    job = jobs.value.get(last.job_id or 0) if last is not None and isinstance(jobs, Fresh) else None
+    is_waited_for = job is not None and job.is_ended and last is not None and not last.is_over
+    return (
+        f"; job {job.job_id} has ended, {job.raw_state}, and nothing follows meanwhile" if job and is_waited_for else ""
+    )
 
 
 def _tell_unrecognised(draft: Draft, run: Run, view: RunView) -> None:
