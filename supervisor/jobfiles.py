@@ -23,7 +23,7 @@ def open_regular(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int
         fd = os.open(path, _FLAGS, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NOT_OPENED:
-            raise NotAFile(f"not a regular file: {error.strerror}") from None
+            raise NotAFile(f"not a regular file: {_FOUND[error.errno]}") from None
         raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -40,7 +40,7 @@ def open_folder(path: str | Path, *, dir_fd: int | None = None) -> Iterator[int]
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NOT_OPENED:
-            raise NotAFile(f"not a folder: {error.strerror}") from None
+            raise NotAFile("not a folder, or a symbolic link to one") from None
         raise
     try:
         yield fd
@@ -59,7 +59,7 @@ def open_own_folder(path: str | Path, *, dir_fd: int | None = None) -> Iterator[
         found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NOT_OPENED:
-            raise NotAFile(f"{path}: not a folder: {error.strerror}") from None
+            raise NotAFile(f"{path}: not a folder, or a symbolic link that is not followed") from None
         raise
     try:
         here = os.fstat(found)
@@ -71,7 +71,7 @@ def open_own_folder(path: str | Path, *, dir_fd: int | None = None) -> Iterator[
             fd = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
     except OSError as error:
         if error.errno in _NOT_OPENED:
-            raise NotAFile(f"{path}: not a folder: {error.strerror}") from None
+            raise NotAFile(f"{path}: not a folder, or a symbolic link that is not followed") from None
         raise
     finally:
         os.close(found)
@@ -155,5 +155,9 @@ def _read(fd: int, max_bytes: int) -> bytes:
 
 _NOBODY = 65534
 
-# ELOOP: a link; ENXIO: a socket or a FIFO without a reader; ENOTDIR: a component is no folder
-_NOT_OPENED = frozenset({errno.ELOOP, errno.ENXIO, errno.ENOTDIR})
+_FOUND = {
+    errno.ELOOP: "a symbolic link",
+    errno.ENXIO: "a socket, or a FIFO without a reader",
+    errno.ENOTDIR: "a part of its path is no folder",
+}
+_NOT_OPENED = frozenset(_FOUND)

@@ -313,7 +313,7 @@ class CheckpointCache:
         folder = paths.checkpoints()
         names, is_cut = list_folder(folder, MAX_NAMES)
         if is_cut:
-            raise OSError(errno.E2BIG, f"more than {MAX_NAMES} names", str(folder))
+            raise OSError(errno.E2BIG, f"more than {MAX_NAMES:,} names", str(folder))
         keys = sorted(_checkpoint_keys(names))
         looked: dict[Key, CheckpointView | None] = {}
         for key in reversed(keys[-MAX_CHECKPOINTS:]):
@@ -571,7 +571,7 @@ class _Answers:
             question = self._decoder.decode(data)
             return b"+" + self._handlers()[question.do](question)
         except (OSError, NotAFile, ValueError, KeyError, shutil.Error) as error:
-            return b"-" + f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:2000]
+            return b"-" + _say(error).encode("utf-8", "replace")[:2000]
 
     def _handlers(self) -> Mapping[str, Callable[[Question], bytes]]:
         return {
@@ -584,6 +584,13 @@ class _Answers:
             "steps": lambda q: msgspec.json.encode(find_log_step(q)),
             "logs": lambda q: msgspec.json.encode(find_logs(q)),
         }
+
+
+def _say(error: Exception) -> str:
+    """What a person reads of it as the reason why nothing is known of a run: the number of an error says nothing."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) if isinstance(error, NotAFile) else f"{type(error).__name__}: {error}"
 
 
 if __name__ == "__main__":

@@ -88,10 +88,10 @@ class Survey:
         except FileNotFoundError:
             raise NoFolder(f"{directory} does not exist") from None
         try:
-            names = _list(folder, directory)
+            names, odd = _list(folder, directory)
             layout, note = choose(names) if layout_name == AUTO else (LAYOUTS[layout_name], "")
             look = _Look(self, folder, directory, layout, memory, until, is_final=is_final)
-            return look.run(names, note)
+            return look.run(names, tuple(line for line in (note, odd) if line))
         finally:
             os.close(folder)
 
@@ -120,7 +120,7 @@ class _Look:
         self._notes: list[str] = []
         self._digest = xxhash.xxh3_64()
 
-    def run(self, names: list[str], note: str) -> Sight:
+    def run(self, names: list[str], notes: tuple[str, ...]) -> Sight:
         self._names = frozenset(names)
         tree = Tree(self._folder)
         self._trackers = tuple(tree.entry(name) if name in self._names else None for name in TRACKERS)
@@ -140,7 +140,7 @@ class _Look:
             views=tuple(sorted(views, key=lambda v: (v.step, v.path.endswith("/last.ckpt"), v.path))),
             unknown=tuple(self._unknown),
             unsettled=tuple(self._unsettled),
-            notes=((note,) if note else ()) + tuple(self._notes),
+            notes=notes + tuple(self._notes),
             digest=self._digest.hexdigest(),
             layout=self._layout.name,
             entries=len(names),
@@ -229,7 +229,8 @@ class _Look:
             _refuse_older_mark(found, entries)
         except Broken as error:
             del self._memory.partial[candidate.name]
-            return replace(view, detail=str(error)[:500], is_unfinished=isinstance(error, Unfinished)), (), False
+            detail = _printable(str(error))[:500]
+            return replace(view, detail=detail, is_unfinished=isinstance(error, Unfinished)), (), False
         del self._memory.partial[candidate.name]
         view = describe(found, entries, path)
         return view, found.files, found.has_end_mark
@@ -262,7 +263,7 @@ def describe(found: Found, entries: Mapping[str, Entry], path: str) -> Checkpoin
         size_bytes=sum(entry.size for entry in entries.values()),
         files=len(entries),
         is_complete=True,
-        detail=found.note,
+        detail=_printable(found.note),
         stamp=stamp_of(entries),
     )
 
@@ -285,11 +286,24 @@ def _sizes(folder: int, name: str) -> bytes:
     return "\n".join(sorted(found)).encode("utf-8", "replace")
 
 
-def _list(folder: int, directory: Path) -> list[str]:
+def _list(folder: int, directory: Path) -> tuple[list[str], str]:
+    """Names that can be told to others, and a note on those that can't: they are not UTF-8, so no step's either."""
     names: list[str] = []
+    odd: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            names.append(entry.name)
-            if len(names) > MAX_NAMES:
-                raise OSError(errno.E2BIG, f"more than {MAX_NAMES} names", str(directory))
-    return names
+            (names if _is_text(entry.name) else odd).append(entry.name)
+            if len(names) + len(odd) > MAX_NAMES:
+                raise OSError(errno.E2BIG, f"more than {MAX_NAMES:,} names", str(directory))
+    if not odd:
+        return names, ""
+    return names, f"{directory}: {len(odd)} names that are not UTF-8 are left out, {ascii(min(odd))[:200]} among them"
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in name)
+
+
+def _printable(text: str) -> str:
+    """With "?" for what is not UTF-8: a name inside a checkpoint."""
+    return text.encode("utf-8", "replace").decode()

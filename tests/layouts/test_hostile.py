@@ -10,6 +10,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -248,6 +249,19 @@ def test_a_checkpoint_written_again_has_another_stamp(tmp_path: Path) -> None:
     assert view_of(folder, "dcp", "step-4").stamp == before
     os.utime(folder / "step-4" / "__0_0.distcp", (1, 1))
     assert view_of(folder, "dcp", "step-4").stamp != before
+
+
+@pytest.mark.parametrize("layout", ["dcp", "huggingface", "lightning"])
+def test_a_name_that_is_not_utf8_is_left_out_with_a_note_and_the_rest_counts(layout: str, tmp_path: Path) -> None:
+    folder = copy_of(layout, tmp_path)
+    steps = whole_steps(folder, layout)
+    Path(os.fsdecode(os.fsencode(folder) + b"/step-\xff1")).mkdir()
+    for inner in [path for path in folder.iterdir() if path.is_dir()]:
+        Path(os.fsdecode(os.fsencode(inner) + b"/x\xff.bin")).write_bytes(b"")
+    sight = Survey().look(folder, layout, time.monotonic() + 30, is_final=True)
+    assert [view.step for view in sight.views if view.is_complete] == steps
+    assert "not UTF-8" in " ".join(sight.notes)
+    msgspec.json.encode(sight)
 
 
 def test_no_folder_is_told_from_an_empty_one(tmp_path: Path) -> None:
