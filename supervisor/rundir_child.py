@@ -130,7 +130,8 @@ class Notes:
     def add(self, path: Path, why: object) -> None:
         if len(self.lines) < 100:
             name = path.relative_to(self._run_dir) if path.is_relative_to(self._run_dir) else path
-            self.lines.append(f"{name}: {why}"[:500])
+            line = f"{name}: {why}".encode("utf-8", "replace").decode()  # a name may be no UTF-8
+            self.lines.append(line[:500])
 
 
 def read_run(question: Question, cache: CheckpointCache) -> Findings:

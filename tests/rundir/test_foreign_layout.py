@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,34 @@ def test_no_folder_yet_is_told_from_one_that_cannot_be_read(read: Read, tmp_path
     (tmp_path / "file").write_text("")
     view = read(checkpoint_directory=tmp_path / "file", layout="dcp")
     assert "Not a directory" in view.checkpoints_unknown
+
+
+def test_a_folder_with_too_many_names_is_told_in_words(read: Read, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(20_001):
+        (folder / str(number)).touch()
+    why = read(checkpoint_directory=folder, layout="dcp").checkpoints_unknown
+    assert "more than 20,000 names" in why
+    assert "Errno" not in why
+
+
+def test_a_folder_with_a_name_that_is_not_utf8_is_read(read: Read, saves: Path) -> None:
+    Path(os.fsdecode(os.fsencode(saves) + b"/step-\xff1")).mkdir()
+    view = read(checkpoint_directory=saves, layout="auto")
+    assert [c.step for c in view.checkpoints] == [2, 4]
+    assert any("not UTF-8" in note for note in view.warnings)
+
+
+def test_a_link_in_place_of_a_file_is_told_as_one(read: Read, paths: RunPaths) -> None:
+    paths.progress(1).symlink_to(paths.run_dir / "elsewhere")
+    assert "a symbolic link" in " ".join(read().unreadable)
+
+
+def test_a_report_whose_name_is_not_utf8_does_not_hide_the_rest(reader: RunDirReader, paths: RunPaths) -> None:
+    Path(os.fsdecode(os.fsencode(paths.attempt_dir(1)) + b"/nodes/\xff.json")).write_text("{}")
+    view = reader.read("run", paths.run_dir, 1, is_final=True, deadline_s=10.0)
+    assert "nodes/?.json" in " ".join(view.unreadable)
 
 
 def test_a_folder_that_the_owner_may_not_read_is_unknown_for_as_long_as_that_lasts(saves: Path) -> None:
