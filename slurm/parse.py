@@ -204,9 +204,14 @@ def _sacct_exit(code: str, state: JobState | None, flags: frozenset[JobFlag]) ->
 
 
 def comment_of_submit_line(line: str) -> str:
-    """The value of the last `--comment=` on a submit line (Slurm keeps the arguments joined by blanks), or empty."""
-    found = re.findall(r"(?:^|\s)--comment=(\S+)", line)
-    return str(found[-1]) if found else ""
+    """The `--comment=` of a submit line (Slurm keeps the arguments joined by blanks), or empty.
+
+    What stands before the script and what are the script's own arguments can't be told apart. Our token is an option,
+    and no option of a person's is one: the first that looks like a token counts, and without any the last comment.
+    """
+    found: list[str] = re.findall(r"(?:^|\s)--comment=(\S+)", line)
+    tokens = [comment for comment in found if comment.startswith("sup:")]
+    return next(iter(tokens or reversed(found)), "")
 
 
 # ---------------------------------------------------------------- sbatch and the cluster

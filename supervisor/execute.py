@@ -25,7 +25,7 @@ from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
-from supervisor.core.attempts import SECOND_LOOK_S, is_own
+from supervisor.core.attempts import SECOND_LOOK_S, fold_submission, is_own
 from supervisor.core.traces import Traces, find_traces
 from supervisor.joblog import find_log_names, find_shared_log
 from supervisor.model import (
@@ -201,7 +201,7 @@ class Executor:
             job_id = self._find_traces(run, attempt)
             if job_id is not None:
                 text = f"job {job_id}, found by what it left in the run directory"
-                fact = Fact(record=self._submitted(attempt, job_id), reason="found by its traces")
+                fact = Fact(record=self._submitted(run, attempt, job_id), reason="found by its traces")
                 return Outcome(state=IntentState.DONE, text=text, facts=(fact,))
             may_have_run = run.script is not None and attempt.state is not AttemptState.AHEAD
             traces = self._read_traces(run, attempt, attempts) if may_have_run else None
@@ -233,7 +233,7 @@ class Executor:
             return self._refuse_attempt(refused, AttemptEnd.REFUSED, _first_line(error), says=says)
         finally:
             self._submissions.remove_batch(run.name, attempt.number)
-        after = self._submitted(attempt, submitted.job_id)
+        after = self._submitted(run, attempt, submitted.job_id)
         text = f"job {submitted.job_id}" + (f"; sbatch says: {submitted.warnings}" if submitted.warnings else "")
         return Outcome(state=IntentState.DONE, text=text, facts=(Fact(record=after, reason="submitted"),))
 
@@ -295,14 +295,17 @@ class Executor:
         )
         return replace(outcome, state=IntentState.DONE, facts=(*outcome.facts, Fact(record=interruption, reason=why)))
 
-    def _submitted(self, attempt: Attempt, job_id: int) -> Attempt:
+    def _submitted(self, run: Run, attempt: Attempt, job_id: int) -> Attempt:
         state = attempt.state if attempt.state is AttemptState.AHEAD else AttemptState.SUBMITTED
-        return replace(attempt, state=state, job_id=job_id, submitted_at=self._clock.now())
+        identity = self._identity(run)
+        user = user_name(identity.uid if identity is not None else os.geteuid())
+        return replace(attempt, state=state, job_id=job_id, submitted_at=self._clock.now(), slurm_user=user)
 
     def _adopt(self, run: Run, attempt: Attempt, found: tuple[JobRecord, ...]) -> Outcome:
         """The answer was lost but the job is there. Of two with one token the older stays."""
         first, *others = sorted(found, key=lambda j: (j.is_ended, j.job_id))
-        facts = [Fact(record=self._submitted(attempt, first.job_id), reason="found by its token")]
+        after = fold_submission(self._submitted(run, attempt, first.job_id), first)
+        facts = [Fact(record=after, reason="found by its token")]
         text = f"job {first.job_id}, found by its token"
         for other in others:
             if other.is_live:
@@ -450,7 +453,8 @@ class Executor:
     def _cancel(self, intent: Intent, run: Run | None, world: World) -> Outcome:
         """In the owner's name: the number of a job came from a program or a file of theirs, and may be another's."""
         age_s = (self._clock.now() - intent.created_at).total_seconds()
-        if (intent.tries > 0 or age_s > _CANCEL_FRESH_S) and self._is_anothers(intent, _find_attempt(world, intent)):
+        is_old = intent.tries > 0 or age_s > _CANCEL_FRESH_S
+        if is_old and self._is_anothers(intent, run, _find_attempt(world, intent)):
             return Outcome(state=IntentState.DONE, text=f"gone: the number {intent.job_id} is another job's now")
         self._mark(intent)
         if intent.job_id is not None:
@@ -462,11 +466,13 @@ class Executor:
         uid, gid = self._owners.identity(run)
         return None if uid is None or gid is None else Identity(uid=uid, gid=gid)
 
-    def _is_anothers(self, intent: Intent, attempt: Attempt | None) -> bool:
+    def _is_anothers(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> bool:
         """A controller that came back without its state gives out the same numbers again while we waited for it."""
         jobs = {job.job_id: job for job in self._client.fetch_jobs().jobs}
         job = jobs.get(intent.job_id or 0)
-        return job is not None and attempt is not None and not is_own(job, attempt)
+        if job is None or run is None or attempt is None:
+            return False
+        return not is_own(job, attempt, run)
 
     def _drain(self, intent: Intent, world: World) -> Outcome:
         """Read, drain, read back. A drain that someone else set is never changed."""

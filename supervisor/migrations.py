@@ -108,6 +108,8 @@ CREATE TABLE attempts (
   progress_at TEXT,
   slurm_restarts INTEGER NOT NULL,
   log_offset INTEGER NOT NULL,
+  slurm_submit_at TEXT,
+  slurm_user TEXT NOT NULL,
   PRIMARY KEY (run, number)
 );
 -- Two live attempts of a run would train and publish side by side: the database itself refuses the second one. One that

@@ -308,6 +308,8 @@ class Attempt:
     progress_at: datetime | None = None  # when the newest progress was stored
     slurm_restarts: int = 0  # how often Slurm itself has started the job again, as it counts (RestartCnt)
     log_offset: int = 0  # bytes of the log that earlier attempts wrote, where all write to one file
+    slurm_submit_at: datetime | None = None  # when the job was submitted, as Slurm says; a requeue moves it
+    slurm_user: str = ""  # whose job it is: whom it was submitted as, then as Slurm says
 
     @property
     def is_adopted(self) -> bool:

@@ -104,12 +104,12 @@ def find_sight(run: Run, attempt: Attempt, snapshot: Snapshot, now: datetime) ->
     is_absent = False
     if isinstance(snapshot.jobs, Fresh) and attempt.job_id is not None:
         found = snapshot.jobs.value.get(attempt.job_id)
-        job = found if found is not None and is_own(found, attempt) else None
+        job = found if found is not None and is_own(found, attempt, run) else None
         is_absent = job is None and _is_settled(attempt, snapshot.jobs.asked_at)
     accounting = None
     if isinstance(snapshot.ended, Fresh) and attempt.job_id is not None:
         found = snapshot.ended.value.get(attempt.job_id)
-        is_ours = found is not None and is_own(found, attempt) and _is_same_submission(found, attempt)
+        is_ours = found is not None and is_own(found, attempt, run) and _is_same_submission(found, attempt)
         accounting = found if is_ours else None
     return Sight(
         run=run,
@@ -144,11 +144,54 @@ def _find_taken(attempt: Attempt, snapshot: Snapshot) -> frozenset[str]:
     return frozenset(r.name for r in records if r is not None and r.flags & _PLANNED_WORK)
 
 
-def is_own(job: JobRecord, attempt: Attempt) -> bool:
-    """True when the job under the attempt's id is the attempt's: ids wrap, so the token decides where it shows."""
+_SUBMITTED_WITHIN_S = 120.0  # the submission by our clock and by the controller's
+_REQUEUED = frozenset({JobFlag.REQUEUED, JobFlag.REQUEUE_HOLD, JobFlag.SPECIAL_EXIT})
+
+
+def is_own(job: JobRecord, attempt: Attempt, run: Run) -> bool:
+    """True when the job under the attempt's id is the attempt's: ids come round.
+
+    Our token says that it is. Without it nothing is said: the job's owner, an administrator or a plugin may have put
+    another comment, or another name, there. Then its owner and its submission decide.
+    """
+    if job.comment == attempt.token:
+        return True
+    if job.user and attempt.slurm_user and job.user != attempt.slurm_user:
+        return False
+    if attempt.slurm_submit_at is not None and job.submit_at is not None:
+        return is_seen_submission(job, attempt) or _is_requeued_since(job, attempt)
     if attempt.is_adopted and job.submit_at == attempt.submitted_at:
-        return True  # its comment is the person's own until ours is put there, and in accounting for ever
-    return job.comment == attempt.token or (not job.comment and job.name in ("", attempt.run))
+        return True
+    if not attempt.is_adopted and _is_submitted_about_then(job, attempt):
+        return True
+    return not job.comment and job.name in ("", run.job_name)
+
+
+def is_seen_submission(job: JobRecord, attempt: Attempt) -> bool:
+    """True for the very submission that was seen as the attempt's (job id given), in Slurm's own words."""
+    is_other_user = bool(job.user and attempt.slurm_user) and job.user != attempt.slurm_user
+    return attempt.slurm_submit_at is not None and job.submit_at == attempt.slurm_submit_at and not is_other_user
+
+
+def _is_requeued_since(job: JobRecord, attempt: Attempt) -> bool:
+    """A requeue is a new submission to Slurm, of the same number; another's job of that number begins at none."""
+    if job.submit_at is None or attempt.slurm_submit_at is None or job.submit_at < attempt.slurm_submit_at:
+        return False
+    return job.restarts > attempt.slurm_restarts or bool(job.flags & _REQUEUED)
+
+
+def _is_submitted_about_then(job: JobRecord, attempt: Attempt) -> bool:
+    """Before it was ever seen: the number that sbatch gave us, of our account, submitted when we did it."""
+    if job.submit_at is None or attempt.submitted_at is None or not job.user or job.user != attempt.slurm_user:
+        return False
+    return abs((job.submit_at - attempt.submitted_at).total_seconds()) <= _SUBMITTED_WITHIN_S
+
+
+def fold_submission(attempt: Attempt, job: JobRecord | None) -> Attempt:
+    """The attempt with its own job's submission, as Slurm tells it: what the job is known by from now on."""
+    if job is None or job.submit_at in (None, attempt.slurm_submit_at):
+        return attempt
+    return replace(attempt, slurm_submit_at=job.submit_at, slurm_user=job.user or attempt.slurm_user)
 
 
 def is_alive(view: RunView | None, attempt: Attempt) -> bool:
@@ -210,6 +253,7 @@ def fold_attempt(sight: Sight) -> Attempt:
     """The attempt with what is seen of it: running, nodes, first new step, newest step (stored every few seconds)."""
     attempt = sight.attempt
     view, job = sight.view, sight.job
+    attempt = fold_submission(attempt, job)
     if attempt.state is AttemptState.SUBMITTED and (
         (view is not None and view.launch is not None) or (job is not None and job.state is JobState.RUNNING)
     ):

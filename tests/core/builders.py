@@ -73,7 +73,9 @@ def attempt(number: int = 1, state: AttemptState = AttemptState.RUNNING, **chang
         one = replace(one, started_at=ago(590), nodes=("n1", "n2"))
     if state is AttemptState.OVER:
         one = replace(one, over_at=ago(60), end=AttemptEnd.CRASHED, end_detail="exit 1", is_job_gone=True)
-    return replace(one, **changes)
+    one = replace(one, **changes)
+    is_seen = one.job_id is not None and "slurm_submit_at" not in changes
+    return replace(one, slurm_submit_at=one.submitted_at, slurm_user="ann") if is_seen else one
 
 
 def over(number: int = 1, end: AttemptEnd = AttemptEnd.CRASHED, **changes: Any) -> Attempt:

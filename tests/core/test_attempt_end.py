@@ -291,7 +291,7 @@ def test_a_cancelled_job_on_a_failed_node_was_not_cancelled_by_a_person() -> Non
 
 
 def test_a_job_of_another_token_under_the_same_id_is_not_ours() -> None:
-    other = job(state=JobState.COMPLETED, comment="sup:other:1")
+    other = job(state=JobState.COMPLETED, comment="sup:other:1", submit_at=ago(300))
     assert end_of(judge_end(sight(attempt(), other, view=view()))) is AttemptEnd.VANISHED
 
 

@@ -350,7 +350,11 @@ def test_no_new_attempt_while_the_job_of_the_last_one_is_live() -> None:
 
 @pytest.mark.parametrize(
     "seen_job",
-    [job(state=JobState.CANCELLED), job(state=None, flags=frozenset({"COMPLETING"})), job(comment="sup:other:9")],
+    [
+        job(state=JobState.CANCELLED),
+        job(state=None, flags=frozenset({"COMPLETING"})),
+        job(comment="sup:other:9", submit_at=ago(300)),
+    ],
     ids=["ended", "completing", "another job under the same id"],
 )
 def test_a_job_that_slurm_runs_no_more_is_gone(seen_job: Any) -> None:

@@ -293,10 +293,10 @@ def test_an_adopted_job_is_ours_by_its_submission_until_it_carries_our_token() -
     adopted = attempt(submitted_at=ago(700))  # before it was planned
     assert adopted.is_adopted
     theirs = job(name="train", comment="the person's own", submit_at=ago(700))
-    assert is_own(theirs, adopted)
-    assert not is_own(replace(theirs, submit_at=ago(650)), adopted)
-    assert is_own(replace(theirs, submit_at=ago(650), comment=adopted.token), adopted)
-    assert not is_own(theirs, attempt(submitted_at=ago(600)))
+    assert is_own(theirs, adopted, OF)
+    assert not is_own(replace(theirs, submit_at=ago(650)), adopted, OF)
+    assert is_own(replace(theirs, submit_at=ago(650), comment=adopted.token), adopted, OF)
+    assert not is_own(theirs, attempt(submitted_at=ago(600)), OF)
 
 
 def test_a_job_that_was_requeued_before_it_was_adopted_goes_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,6 +248,7 @@ def test_without_a_daemon_nothing_is_submitted_and_nothing_is_left(open_stage: O
     orphan = ann.stage.directory / "submissions/orphan.json"  # of a daemon that died before it committed the run
     orphan.parent.mkdir()
     orphan.touch()
+    os.utime(orphan, (0, 0))  # long ago: a younger one may be of a run that an older ledger does not know
     ann.stage.start_daemon()
     ann.stage.wait("removal of what no run needs", lambda: not orphan.exists())
 
@@ -314,3 +316,21 @@ def test_a_script_of_another_framework_resumes_from_its_newest_whole_checkpoint(
     text = (ann.home / "all.log").read_text()
     assert f"resume=10 from={ann.home}/out/checkpoint-10" in text
     assert second.log_offset == text.index("resume=10")
+
+
+def test_a_changed_comment_and_name_make_a_job_no_other_and_stop_ends_it(ann: Person) -> None:
+    """The owner notes something on the running job: one job, which is followed on, gets our token back and is ended."""
+    ann.sbatch("--nodes=1", "train.sh")
+    ann.await_log(1)
+    stage = ann.stage
+    stage.wait("the job as seen", lambda: stage.attempt(1, "train").slurm_submit_at)
+    changed = ("scontrol", "update", "jobid=1", "comment=note to self", "name=other")
+    subprocess.run(changed, env=stage.env, timeout=30, check=True)
+    token = stage.attempt(1, "train").token
+    (job,) = stage.wait("our token on it", lambda: [j for j in stage.jobs() if j.comment == token] or None)
+    assert (job.job_id, job.name, job.state) == (1, "other", JobState.RUNNING)
+    assert (stage.live_attempts("train"), len(stage.jobs())) == ([1], 1)
+    assert ann.call("stop", "train").returncode == 0
+    stage.await_state("stopped", "train")
+    assert [j.job_id for j in stage.jobs() if j.is_live] == []
+    assert [a.end for a in stage.attempts("train")] == [AttemptEnd.STOPPED]

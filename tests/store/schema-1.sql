@@ -28,10 +28,12 @@ CREATE TABLE attempts (
   progress_at TEXT,
   slurm_restarts INTEGER NOT NULL,
   log_offset INTEGER NOT NULL,
+  slurm_submit_at TEXT,
+  slurm_user TEXT NOT NULL,
   PRIMARY KEY (run, number)
 );
-INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0);
-INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0);
+INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'');
+INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'');
 CREATE TABLE checkpoints (
   run TEXT NOT NULL REFERENCES runs (name),
   step INTEGER NOT NULL,

@@ -77,11 +77,15 @@ def _is_wanted(draft: Draft, run: Run, last: Attempt) -> bool:
 
 
 def learn_begun(draft: Draft, name: str) -> None:
-    """Note that a script's job has begun: it trains, whether or not its turn has come."""
+    """Note its submission as Slurm tells it, and that a script's job has begun: it trains, its turn or not."""
     ahead = draft.ahead(name)
-    if ahead is None or ahead.started_at is not None or draft.runs[name].script is None:
+    if ahead is None:
         return
     job = _find_job(draft, ahead)
+    ahead = attempt_rules.fold_submission(ahead, job)
+    draft.put(ahead, "seen")
+    if ahead.started_at is not None or draft.runs[name].script is None:
+        return
     if job is None or job.is_pending or not job.nodes:
         return
     draft.put(replace(ahead, started_at=job.start_at or draft.now), "its job has begun")
@@ -247,7 +251,7 @@ def _find_job(draft: Draft, attempt: Attempt) -> JobRecord | None:
     if not isinstance(jobs, Fresh) or attempt.job_id is None:
         return None
     job = jobs.value.get(attempt.job_id)
-    return job if job is not None and attempt_rules.is_own(job, attempt) else None
+    return job if job is not None and attempt_rules.is_own(job, attempt, draft.runs[attempt.run]) else None
 
 
 def _is_absent(draft: Draft, ahead: Attempt) -> bool:

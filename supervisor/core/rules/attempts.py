@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from slurm.types import JobRecord
 from supervisor.core import attempts as attempt_rules
@@ -55,6 +55,7 @@ def judge_attempt(draft: Draft, run: Run) -> None:
     attempt = attempt_rules.fold_attempt(sight)
     sight = replace(sight, attempt=attempt)
     draft.put(attempt, "seen")
+    _keep_token(draft, sight)
     _learn_final_step(draft, run, sight.view)
     suspected = node_rules.suspects(sight, draft.records)
     draft.watch(suspected | node_rules.choose_controls(suspected, attempt, draft.records))
@@ -73,6 +74,42 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         _look_again(draft, sight)
     elif sight.job is not None and sight.job.is_ended:
         draft.ask_slurm()
+
+
+def _keep_token(draft: Draft, sight: attempt_rules.Sight) -> None:
+    """Somebody has put another comment in place of our token: it is put back, once. The job is ours without it."""
+    attempt, job, jobs = sight.attempt, sight.job, draft.snapshot.jobs
+    if job is None or job.is_ended or job.comment == attempt.token or isinstance(jobs, Stale):
+        return
+    if _gives_nothing_up(draft, sight.run) or any(i.job_id == job.job_id for i in draft.open_intents(IntentKind.CLAIM)):
+        return
+    before = [i for i in draft.settled_intents(IntentKind.CLAIM) if (i.run, i.attempt) == (attempt.run, attempt.number)]
+    if any(i.state is IntentState.REFUSED or _is_before(jobs.asked_at, i) for i in before):
+        return
+    key = f"token:{attempt.token}"
+    text = f"the comment of job {job.job_id} was changed"
+    if all(i.key != key for i in before):
+        reason = f"{text}: our token is put back"
+        draft.note(f"{attempt.run}: {reason}")
+        draft.intend(
+            Intent(
+                kind=IntentKind.CLAIM,
+                key=key,
+                reason=reason,
+                run=attempt.run,
+                attempt=attempt.number,
+                job_id=job.job_id,
+            )
+        )
+        return
+    text = f"{text} again and is left so: the job is known by its number and the time of its submission"
+    draft.note(f"{attempt.run}: {text}")
+    draft.tell(f"comment:{attempt.run}", f"run {attempt.run}: {text}", run=attempt.run)
+
+
+def _is_before(asked_at: datetime, settled: Intent) -> bool:
+    """True while an answer may have been given before the intent was done."""
+    return settled.settled_at is None or asked_at < settled.settled_at + timedelta(seconds=_CANCEL_SETTLE_S)
 
 
 def _look_again(draft: Draft, sight: attempt_rules.Sight) -> None:
@@ -254,11 +291,17 @@ def clear_twins(draft: Draft, run: str) -> None:
         return
     known = (*draft.attempts(run), *draft.aside(run))
     ours = {a.token: a for a in known if a.state not in (AttemptState.PLANNED, AttemptState.AHEAD)}
+    numbers = {a.job_id: a for a in ours.values()}
     for job in jobs.value.values():
-        attempt = ours.get(job.comment)
-        if attempt is None or not job.is_live or job.name not in ("", draft.runs[run].job_name):
+        attempt = numbers.get(job.job_id)
+        is_first = attempt is not None and attempt_rules.is_seen_submission(job, attempt)
+        if not is_first and job.name in ("", draft.runs[run].job_name):
+            attempt = ours.get(job.comment)
+            is_first = attempt is not None and job.job_id == attempt.job_id
+        elif not is_first:
             continue
-        is_first = job.job_id == attempt.job_id
+        if attempt is None or not job.is_live:
+            continue
         if is_first and not attempt.is_job_gone:
             continue
         if not _was_cancelled_just_now(draft, job.job_id):
@@ -291,7 +334,7 @@ def _is_anothers(draft: Draft, attempt: Attempt) -> bool:
     """Under the attempt's job id an answer shows somebody else's job, from before ours or after it: ids wrap."""
     jobs = draft.snapshot.jobs
     job = jobs.value.get(attempt.job_id) if isinstance(jobs, Fresh) and attempt.job_id is not None else None
-    return job is not None and not attempt_rules.is_own(job, attempt)
+    return job is not None and not attempt_rules.is_own(job, attempt, draft.runs[attempt.run])
 
 
 def _is_gone(draft: Draft, attempt: Attempt) -> bool:
@@ -300,7 +343,7 @@ def _is_gone(draft: Draft, attempt: Attempt) -> bool:
     if isinstance(jobs, Stale) or attempt.submitted_at is None:
         return False
     job: JobRecord | None = jobs.value.get(attempt.job_id) if attempt.job_id is not None else None
-    if job is not None and attempt_rules.is_own(job, attempt):
+    if job is not None and attempt_rules.is_own(job, attempt, draft.runs[attempt.run]):
         return job.is_ended
     is_unregistered = attempt_rules.has_unregistered(attempt, draft.snapshot.nodes)
     if is_unregistered or attempt_rules.is_alive(draft.view(attempt.run), attempt):

@@ -40,7 +40,11 @@ def _find_waiting(draft: Draft, attempt: Attempt | None) -> JobRecord | None:
     if attempt is None or attempt.state is not AttemptState.SUBMITTED or not isinstance(jobs, Fresh):
         return None
     job = jobs.value.get(attempt.job_id or 0)
-    return job if job is not None and job.is_pending and attempt_rules.is_own(job, attempt) else None
+    return job if job is not None and job.is_pending and _is_own(draft, job, attempt) else None
+
+
+def _is_own(draft: Draft, job: JobRecord, attempt: Attempt) -> bool:
+    return attempt_rules.is_own(job, attempt, draft.runs[attempt.run])
 
 
 def _is_for_a_person(job: JobRecord) -> bool:
@@ -96,7 +100,7 @@ def tell_stuck(draft: Draft, name: str) -> None:
         return
     for attempt in draft.attempts(name):
         job = jobs.value.get(attempt.job_id or 0)
-        if job is None or not attempt_rules.is_own(job, attempt) or not node_rules.is_stuck(job, draft.now):
+        if job is None or not _is_own(draft, job, attempt) or not node_rules.is_stuck(job, draft.now):
             continue
         nodes = ", ".join(job.nodes[:20]) or "its nodes"
         text = f"job {job.job_id} is stuck completing on {nodes}: a process there can't be ended, or an epilog hangs"
