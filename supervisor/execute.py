@@ -441,10 +441,11 @@ class Executor:
     # ---------------------------------------------------------------- cancel, claim, drain
 
     def _claim(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> Outcome:
-        """Put our token on an adopted job: it is found by that, whatever becomes of its number."""
+        """Put our token on a job: an adopted one, or ours that bears another comment by now. It is found by that."""
         if run is None or attempt is None or attempt.is_over or intent.job_id is None:
             return Outcome(state=IntentState.WITHDRAWN, text="the job is over")
-        self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
+        if attempt.is_adopted:
+            self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, {})
         self._mark(intent)
         may_requeue = run.script is not None and REQUEUE in run.script.options
         self._client.claim(intent.job_id, attempt.token, self._identity(run), may_requeue=may_requeue)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,7 @@ def test_an_adopted_job_gets_our_token_and_a_run_directory(bench: Bench) -> None
         state=AttemptState.SUBMITTED,
         job_id=job.job_id,
         planned_at=bench.clock.now(),
+        submitted_at=bench.clock.now() - timedelta(hours=1),
     )
     claim = Intent(kind=IntentKind.CLAIM, key="claim:1", reason="adopted", run="train", attempt=1, job_id=job.job_id)
     bench.mean(claim, attempt)

@@ -227,6 +227,19 @@ def test_the_token_is_found_in_the_submit_line_where_the_database_keeps_no_comme
     assert sacct_jobs()[10].comment == "sup:run:7"
 
 
+@pytest.mark.parametrize(
+    ("line", "comment"),
+    [
+        ("sbatch --comment=sup:gpt:1:65 t.sh --comment=mine", "sup:gpt:1:65"),
+        ("sbatch --comment=sup:gpt:1:65 t.sh --comment=sup:other:7:65", "sup:gpt:1:65"),
+        ("sbatch --comment=a --comment=b t.sh", "b"),
+        ("sbatch t.sh x--comment=sup:gpt:1:65", ""),
+    ],
+)
+def test_the_scripts_own_arguments_do_not_hide_the_token(line: str, comment: str) -> None:
+    assert parse.comment_of_submit_line(line) == comment
+
+
 def test_a_submit_line_with_line_breaks_is_one_row() -> None:
     job = sacct_jobs()[8]
     assert (job.state, job.name) == (JobState.RUNNING, "a|b,lr=1")
