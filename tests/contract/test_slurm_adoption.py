@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -100,11 +101,11 @@ def test_the_script_of_a_job_comes_back_as_it_was(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def open_folder(tmp_path: Path) -> Path:
-    """A folder that anybody may enter."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    return tmp_path
+def open_folder() -> Iterator[Path]:
+    """A folder that anybody may enter: not below pytest's own, which any session that starts closes again."""
+    with tempfile.TemporaryDirectory(prefix="open-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.mark.slurm

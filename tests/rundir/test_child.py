@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ def test_children_inherit_nothing_of_the_service_s_environment(monkeypatch: pyte
     monkeypatch.setenv("SECRET_TOKEN", "x")
     monkeypatch.setenv("SBATCH_PARTITION", "x")
     child = Child("http.server", arguments=("--bind", "127.0.0.1", "0"))
-    names = {entry.partition("=")[0] for entry in Path(f"/proc/{child.pid}/environ").read_text().split("\0") if entry}
+    environ = Path(f"/proc/{child.pid}/environ")
+    until = time.monotonic() + 30
+    while not environ.read_bytes() and time.monotonic() < until:  # empty until the new program has its memory
+        time.sleep(0.01)
+    names = {entry.partition("=")[0] for entry in environ.read_text().split("\0") if entry}
     child.close()
     assert names == {"PATH", "LANG", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"}

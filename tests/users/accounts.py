@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import grp
+import importlib.metadata
 import os
 import pwd
 import resource
@@ -18,6 +19,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 CHECKOUT = Path(__file__).parents[2]
 _MAX_SESSIONS = 16
@@ -164,17 +167,49 @@ def processes_of(uids: set[int]) -> list[int]:
 
 
 def make_python(folder: Path) -> Path | None:
-    """An interpreter in `folder` that any account may run, with this project in it; None when others get to none."""
+    """An interpreter in `folder` that any account may run, with this project in it; None when others get to none.
+
+    Where others don't get to the checkout or to its packages (a clone in a folder of root's), both are copied.
+    """
     base, packages = _find_interpreter(), Path(sysconfig.get_path("purelib"))
-    if base is None or not _is_open(CHECKOUT) or not _is_open(packages):
+    if base is None:
         return None
     site = folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
     site.mkdir(parents=True)
     (folder / "bin").mkdir()
     (folder / "bin/python").symlink_to(base)
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
-    (site / "places.pth").write_text(f"{CHECKOUT}\n{packages}\n")
+    if _is_open(CHECKOUT) and _is_open(packages):
+        (site / "places.pth").write_text(f"{CHECKOUT}\n{packages}\n")
+    else:
+        for package in ("slurm", "supervisor", "trainer"):
+            shutil.copytree(CHECKOUT / package, site / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in _needed("slurm-supervisor"):
+            _copy_distribution(name, site)
     return folder / "bin/python"
+
+
+def _needed(name: str) -> set[str]:
+    """The distributions that one needs, those that they need too, without extras and without itself."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for line in importlib.metadata.requires(waiting.pop()) or ():
+            requirement = Requirement(line)
+            if requirement.name not in found and (
+                requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            ):
+                found.add(requirement.name)
+                waiting.append(requirement.name)
+    return found
+
+
+def _copy_distribution(name: str, site: Path) -> None:
+    for file in importlib.metadata.files(name) or ():
+        if ".." not in file.parts and "__pycache__" not in file.parts:  # what lies outside are commands
+            target = site / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(str(file.locate()), target)
 
 
 def _find_interpreter() -> Path | None:

@@ -57,7 +57,7 @@ def everybodys_python() -> Iterator[Path]:
     try:
         python = make_python(folder / "python")
         if python is None:
-            pytest.skip("other accounts get to no Python of this version, or not to this checkout")
+            pytest.skip("other accounts get to no Python of this version")
         yield python
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -72,7 +72,8 @@ def test_every_attempt_has_what_plain_sbatch_would_have_given_it(service: Servic
 
 def test_a_run_file_is_run_as_its_owner_with_the_limits_of_the_shell_too(service: Service) -> None:
     stage, a = service.stage, service.a
-    a.write("filed.toml", RUN_FILE.format(training=TRAINING, root=a.home))
+    training = a.write(TRAINING.name, TRAINING.read_text())
+    a.write("filed.toml", RUN_FILE.format(training=training, root=a.home))
     ended = a.supervisor("submit", "--no-visibility-check", "filed.toml", umask=0o027, limits=LIMITS)
     assert ended.returncode == 0, ended.stderr
     stage.await_step(1, "filed")
