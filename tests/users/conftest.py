@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm.sandbox import Sandbox
-from tests.e2e.stage import Stage
+from tests.e2e.stage import RIG, Stage
 from tests.users.accounts import Accounts, Person, accounts, make_python
 
 
@@ -31,8 +31,12 @@ class Place:
     def stage(self, name: str) -> Stage:
         """A service that is not started yet; members of a group are its admins."""
         made = Stage(self.folder / name, self.sandbox)
+        tests, copied = RIG.parents[1], made.directory / "tests"  # others may not get to the checkout
+        for rig in (RIG, tests / "trainer/launch_rig"):
+            shutil.copytree(rig, copied / rig.relative_to(tests), ignore=shutil.ignore_patterns("__pycache__"))
         launcher = made.directory / "python"
-        launcher.write_text(launcher.read_text().replace(sys.executable, str(self.python)))
+        text = launcher.read_text().replace(sys.executable, str(self.python))
+        launcher.write_text(text.replace(str(RIG), str(copied / RIG.relative_to(tests))))
         text, group = made.config.read_text(), self.accounts.group.gr_name
         made.config.write_text(text.replace("[control]", f'[control]\nadmin_group = "{group}"'))
         return made
