@@ -257,7 +257,10 @@ def test_an_unreadable_folder_is_the_reason_within_seconds_and_until_it_can_be_r
     assert again.reason == ""
 
 
-SAVED_NOTHING: dict[str, Any] = {"unrecognised": "12 entries lie in /saves, none is a whole checkpoint", "unrecognised_s": 700.0}
+SAVED_NOTHING: dict[str, Any] = {
+    "unrecognised": "12 entries lie in /saves, none is a whole checkpoint",
+    "unrecognised_s": 700.0,
+}
 AT_SAVES = replace(FOREIGN, spec=replace(FOREIGN.spec, checkpoint=replace(LAYOUT, directory=Path("/saves"))))
 
 
