@@ -25,7 +25,8 @@ from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
-from supervisor.core.attempts import SECOND_LOOK_S, fold_submission, is_own
+from supervisor.core.identity import fold_submission, is_own
+from supervisor.core.sight import SECOND_LOOK_S
 from supervisor.core.traces import Traces, find_traces
 from supervisor.joblog import find_log_names, find_shared_log
 from supervisor.model import (

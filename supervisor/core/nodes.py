@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from slurm.types import JobFlag, JobRecord, NodeAvailability, NodeBase, NodeRecord
-from supervisor.core.attempts import Sight, Silence
+from supervisor.core.sight import Sight, Silence
 from supervisor.model import (
     EPOCH,
     Attempt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm.types import JobState
 from supervisor.attribution.attribute import attribute
-from supervisor.core.attempts import judge_end
+from supervisor.core.ends import judge_end
 from supervisor.model import RunView
 from tests.core.builders import attempt, job, sight
 from trainer.contract import ExitRecord, NodeReport

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm.types import JobRecord, JobState, NodeBase, NodeRecord
-from supervisor.core.attempts import Sight, find_sight, fold_attempt
+from supervisor.core.attempts import fold_attempt
 from supervisor.core.reconcile import reconcile
+from supervisor.core.sight import Sight, find_sight
 from supervisor.model import (
     Attempt,
     AttemptEnd,

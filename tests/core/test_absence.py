@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from slurm.types import JobRecord, JobState, NodeBase
-from supervisor.core.attempts import ACCOUNTING_LAG_S, SECOND_LOOK_S, judge_end
+from supervisor.core.ends import ACCOUNTING_LAG_S, judge_end
+from supervisor.core.sight import SECOND_LOOK_S
 from supervisor.model import Attempt, AttemptEnd, Fresh, IntentKind, RunState, Seen
 from tests.core.builders import (
     NOW,
@@ -134,6 +136,23 @@ def test_a_job_that_comes_back_after_its_attempt_was_over_is_ended(state: JobSta
     """Cases RR-01, CO-01: requeued by hand, or left out of an answer that showed half a list."""
     plan = plan_for(world(over(), attempt(2)), snapshot(job(1, state=state), job(2), view=view(2)))
     assert [i.job_id for i in intents_of(plan, IntentKind.CANCEL)] == [101]
+
+
+def test_no_attempt_is_planned_beside_a_job_that_came_back() -> None:
+    assert attempts_in(plan_for(world(over()), snapshot(view=view()))).keys() == {2}
+    came_back = job(1, state=JobState.PENDING, nodes=())
+    plan = plan_for(world(over()), snapshot(came_back, view=view()))
+    assert attempts_in(plan) == {}
+    assert "came back" in intents_of(plan, IntentKind.CANCEL)[0].reason
+
+
+def test_another_users_job_with_our_token_holds_nothing_up_and_is_not_cancelled() -> None:
+    """A comment is anybody's to write, under our number or another."""
+    for number in (1, 7):
+        theirs = replace(job(number, user="bob", submit_at=ago(30)), comment="sup:gpt:1")
+        plan = plan_for(world(over()), snapshot(theirs, view=view()))
+        assert attempts_in(plan).keys() == {2}
+        assert intents_of(plan, IntentKind.CANCEL) == ()
 
 
 def test_a_job_that_is_still_completing_did_not_come_back() -> None:

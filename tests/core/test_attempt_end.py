@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from slurm.types import JobFlag, JobRecord, JobState
-from supervisor.core.attempts import Ended, Silence, judge_end
+from supervisor.core.ends import Ended, judge_end
 from supervisor.core.restarts import NODE_ENDS
+from supervisor.core.sight import Silence
 from supervisor.model import AttemptEnd, AttemptState, Cause, Fresh, RunState, Stale
 from tests.core.builders import (
     NOW,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.attempts import judge_end
+from supervisor.core.ends import judge_end
 from supervisor.core.restarts import count_failures
 from supervisor.model import CheckpointState
 from tests.core.builders import RUN, attempt, checkpoint, exit_record, job, over, sight, view

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm.types import JobState, NodeBase
-from supervisor.core.attempts import judge_end
+from supervisor.core.ends import judge_end
 from supervisor.core.reliability import split_gap
 from supervisor.core.restarts import find_failures, judge_aftermath, judge_failures
 from supervisor.model import AttemptEnd, Cause, Interruption, Plan, RunState, Verdict

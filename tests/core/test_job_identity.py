@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from slurm.types import JobFlag, JobRecord, JobState
-from supervisor.core.attempts import fold_submission, is_own, judge_end
+from supervisor.core.ends import judge_end
+from supervisor.core.identity import fold_submission, is_own
 from supervisor.model import Attempt, AttemptEnd, AttemptState, Intent, IntentKind, IntentState, Policy, RunState
 from tests.core.builders import RUN, ago, attempt, attempts_in, intents_of, job, over, plan_for, run, snapshot, world
 from tests.core.builders import sight as sight_of

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from slurm.types import JobFlag, JobRecord, JobState, NodeBase
-from supervisor.core.attempts import Silence
 from supervisor.core.nodes import choose_controls, judge_silence, judge_slurm_failure, silent_ports, suspects
+from supervisor.core.sight import Silence
 from supervisor.model import Attempt, AttemptState, PortProbe
 from tests.core.builders import STALE, ago, attempt, cluster, job, launch, node, port, ports, sight, snapshot, view
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm.types import JobFlag, JobState, NodeBase, NodeRecord
-from supervisor.core.attempts import judge_end
+from supervisor.core.ends import judge_end
 from supervisor.core.nodes import judge_silence
 from supervisor.model import AttemptEnd, AttemptState, Policy
 from tests.core.builders import (

@@ -11,8 +11,10 @@ import pytest
 from slurm.types import JobFlag, JobState, NodeBase
 from supervisor.core import nodes as node_rules
 from supervisor.core import restarts
-from supervisor.core.attempts import Sight, Silence, is_own, judge_end
+from supervisor.core.ends import judge_end
+from supervisor.core.identity import is_own
 from supervisor.core.reliability import ettr
+from supervisor.core.sight import Sight, Silence
 from supervisor.model import (
     UNREPORTED,
     Attempt,

@@ -6,8 +6,9 @@ import pytest
 
 from slurm.types import JobFlag, JobRecord, JobState, NodeBase, NodeRecord
 from supervisor.core import nodes as node_rules
-from supervisor.core.attempts import Silence, judge_end
+from supervisor.core.ends import judge_end
 from supervisor.core.nodes import STUCK_AFTER_S, is_fit, judge_slurm_failure, suspects
+from supervisor.core.sight import Silence
 from supervisor.model import AttemptEnd, AttemptState, Fresh, IntentKind, Interruption, Plan, RunState
 from tests.core.builders import (
     LATER,

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from slurm.types import JobFlag, JobState
-from supervisor.core.attempts import SUSPENDED, choose_limit, fold_attempt, judge_end, judge_stall
+from supervisor.core.attempts import SUSPENDED, fold_attempt
+from supervisor.core.ends import judge_end
+from supervisor.core.stalls import choose_limit, judge_stall
 from supervisor.model import UNREPORTED, AttemptEnd, AttemptState, ProgressSpec, Run, Seen
 from tests.core.builders import STALE, ago, attempt, job, launch, progress, run, sight, spec, view
 from trainer.contract import PHASES

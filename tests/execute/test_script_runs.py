@@ -13,7 +13,7 @@ import pytest
 
 from slurm.types import JobState, SubmitRequest
 from supervisor.config import LedgerSettings, Settings
-from supervisor.core.attempts import SECOND_LOOK_S
+from supervisor.core.sight import SECOND_LOOK_S
 from supervisor.execute import Executor
 from supervisor.joblog import find_log_names
 from supervisor.model import (

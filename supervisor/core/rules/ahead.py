@@ -16,10 +16,11 @@ from datetime import timedelta
 
 from slurm.pending import is_launch_failure
 from slurm.types import JobFlag, JobRecord, JobState
-from supervisor.core import attempts as attempt_rules
 from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import foreign, restarts
 from supervisor.core.draft import Draft
+from supervisor.core.identity import fold_submission, is_own
+from supervisor.core.sight import ABSENT_MARGIN_S
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -82,7 +83,7 @@ def learn_begun(draft: Draft, name: str) -> None:
     if ahead is None:
         return
     job = _find_job(draft, ahead)
-    ahead = attempt_rules.fold_submission(ahead, job)
+    ahead = fold_submission(ahead, job)
     draft.put(ahead, "seen")
     if ahead.started_at is not None or draft.runs[name].script is None:
         return
@@ -251,7 +252,7 @@ def _find_job(draft: Draft, attempt: Attempt) -> JobRecord | None:
     if not isinstance(jobs, Fresh) or attempt.job_id is None:
         return None
     job = jobs.value.get(attempt.job_id)
-    return job if job is not None and attempt_rules.is_own(job, attempt, draft.runs[attempt.run]) else None
+    return job if job is not None and is_own(job, attempt, draft.runs[attempt.run]) else None
 
 
 def _is_absent(draft: Draft, ahead: Attempt) -> bool:
@@ -259,4 +260,4 @@ def _is_absent(draft: Draft, ahead: Attempt) -> bool:
     jobs = draft.snapshot.jobs
     if not isinstance(jobs, Fresh) or ahead.job_id is None or ahead.submitted_at is None:
         return False
-    return jobs.asked_at > ahead.submitted_at + timedelta(seconds=attempt_rules.ABSENT_MARGIN_S)
+    return jobs.asked_at > ahead.submitted_at + timedelta(seconds=ABSENT_MARGIN_S)

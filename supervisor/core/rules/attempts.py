@@ -6,15 +6,18 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from slurm.types import JobRecord
-from supervisor.core import attempts as attempt_rules
 from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import nodes as node_rules
 from supervisor.core import restarts
+from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
+from supervisor.core.ends import Ended, judge_end
+from supervisor.core.identity import find_strays, is_own
 from supervisor.core.reliability import find_resume_step
 from supervisor.core.rules.checkpoints import put_checkpoint
 from supervisor.core.rules.nodes import condemn
 from supervisor.core.rules.runs import hold
+from supervisor.core.sight import ABSENT_MARGIN_S, Sight, find_sight, has_unregistered, is_alive
 from supervisor.joblog import find_log
 from supervisor.model import (
     PLANNED_ENDS,
@@ -51,8 +54,8 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         return
     _tell_unreadable(draft, run)
     _show_odd_files(draft, run)
-    sight = attempt_rules.find_sight(run, attempt, draft.snapshot, draft.now)
-    attempt = attempt_rules.fold_attempt(sight)
+    sight = find_sight(run, attempt, draft.snapshot, draft.now)
+    attempt = fold_attempt(sight)
     sight = replace(sight, attempt=attempt)
     draft.put(attempt, "seen")
     _keep_token(draft, sight)
@@ -67,7 +70,7 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         failed_by_slurm=node_rules.judge_slurm_failure(sight, draft.snapshot),
         smaller=_choose_smaller(draft, run, attempt),
     )
-    ended = attempt_rules.judge_end(sight, is_paused=_gives_nothing_up(draft, run))
+    ended = judge_end(sight, is_paused=_gives_nothing_up(draft, run))
     if ended is not None:
         _end_attempt(draft, sight, ended)
     elif sight.is_absent:
@@ -76,7 +79,7 @@ def judge_attempt(draft: Draft, run: Run) -> None:
         draft.ask_slurm()
 
 
-def _keep_token(draft: Draft, sight: attempt_rules.Sight) -> None:
+def _keep_token(draft: Draft, sight: Sight) -> None:
     """Somebody has put another comment in place of our token: it is put back, once. The job is ours without it."""
     attempt, job, jobs = sight.attempt, sight.job, draft.snapshot.jobs
     if job is None or job.is_ended or job.comment == attempt.token or isinstance(jobs, Stale):
@@ -112,12 +115,12 @@ def _is_before(asked_at: datetime, settled: Intent) -> bool:
     return settled.settled_at is None or asked_at < settled.settled_at + timedelta(seconds=_CANCEL_SETTLE_S)
 
 
-def _look_again(draft: Draft, sight: attempt_rules.Sight) -> None:
+def _look_again(draft: Draft, sight: Sight) -> None:
     """The job is absent and nothing says that it has ended: ask again soon, and tell someone if it lives on."""
     attempt = sight.attempt
     draft.ask_slurm()
     draft.wake_within(1.0)
-    if not attempt_rules.is_alive(sight.view, attempt):
+    if not is_alive(sight.view, attempt):
         return
     text = f"job {attempt.job_id} of attempt {attempt.number} is not known to Slurm, but it is alive"
     draft.note(f"{attempt.run}: {text}: no other attempt is planned")
@@ -180,7 +183,7 @@ def _judge_planned(draft: Draft, run: Run, attempt: Attempt) -> None:
         draft.put(over, "stopped before it was submitted")
 
 
-def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.Ended) -> None:
+def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
     """Declare the attempt over: from here on it is fenced."""
     attempt = sight.attempt
     over = replace(
@@ -190,7 +193,7 @@ def _end_attempt(draft: Draft, sight: attempt_rules.Sight, ended: attempt_rules.
         end=ended.end,
         end_detail=ended.detail,
         exit_code=ended.exit_code,
-        last_step=attempt_rules.last_step_seen(sight),
+        last_step=last_step_seen(sight),
     )
     draft.put(over, ended.detail)
     if ended.end is AttemptEnd.CHECKPOINT_REJECTED:
@@ -225,13 +228,13 @@ _NO_INTERRUPTION = frozenset(
 )
 
 
-def _with_log(sight: attempt_rules.Sight, ended: attempt_rules.Ended) -> tuple[str, ...]:
+def _with_log(sight: Sight, ended: Ended) -> tuple[str, ...]:
     """The evidence, without what the cause says already, and where to read on."""
     log = find_log(sight.run, sight.attempt, user="") or (sight.run.script.output if sight.run.script else "not known")
     return (*(line for line in ended.evidence if line != ended.detail), f"log: {log}")
 
 
-def _count_load_failure(draft: Draft, sight: attempt_rules.Sight) -> None:
+def _count_load_failure(draft: Draft, sight: Sight) -> None:
     attempt, outcome = sight.attempt, sight.view.outcome if sight.view is not None else None
     detail = outcome.message if outcome is not None and outcome.message else "rejected by the training"
     for checkpoint in draft.checkpoints(attempt.run):
@@ -290,23 +293,10 @@ def clear_twins(draft: Draft, run: str) -> None:
     if isinstance(jobs, Stale) or draft.world.is_paused or draft.policy.is_observe_only:
         return
     known = (*draft.attempts(run), *draft.aside(run))
-    ours = {a.token: a for a in known if a.state not in (AttemptState.PLANNED, AttemptState.AHEAD)}
-    numbers = {a.job_id: a for a in ours.values()}
-    for job in jobs.value.values():
-        attempt = numbers.get(job.job_id)
-        is_first = attempt is not None and attempt_rules.is_seen_submission(job, attempt)
-        if not is_first and job.name in ("", draft.runs[run].job_name):
-            attempt = ours.get(job.comment)
-            is_first = attempt is not None and job.job_id == attempt.job_id
-        elif not is_first:
-            continue
-        if attempt is None or not job.is_live:
-            continue
-        if is_first and not attempt.is_job_gone:
-            continue
-        if not _was_cancelled_just_now(draft, job.job_id):
-            why = "is over, and its job came back" if is_first else "has a second job"
-            _intend_cancel(draft, attempt, job.job_id, f"attempt {attempt.number} {why}")
+    for stray in find_strays(jobs.value.values(), known, draft.runs[run].job_name):
+        if not _was_cancelled_just_now(draft, stray.job.job_id):
+            why = "is over, and its job came back" if stray.is_first else "has a second job"
+            _intend_cancel(draft, stray.attempt, stray.job.job_id, f"attempt {stray.attempt.number} {why}")
 
 
 def _intend_cancel(draft: Draft, attempt: Attempt, job_id: int, why: str) -> None:
@@ -334,7 +324,7 @@ def _is_anothers(draft: Draft, attempt: Attempt) -> bool:
     """Under the attempt's job id an answer shows somebody else's job, from before ours or after it: ids wrap."""
     jobs = draft.snapshot.jobs
     job = jobs.value.get(attempt.job_id) if isinstance(jobs, Fresh) and attempt.job_id is not None else None
-    return job is not None and not attempt_rules.is_own(job, attempt, draft.runs[attempt.run])
+    return job is not None and not is_own(job, attempt, draft.runs[attempt.run])
 
 
 def _is_gone(draft: Draft, attempt: Attempt) -> bool:
@@ -343,12 +333,12 @@ def _is_gone(draft: Draft, attempt: Attempt) -> bool:
     if isinstance(jobs, Stale) or attempt.submitted_at is None:
         return False
     job: JobRecord | None = jobs.value.get(attempt.job_id) if attempt.job_id is not None else None
-    if job is not None and attempt_rules.is_own(job, attempt, draft.runs[attempt.run]):
+    if job is not None and is_own(job, attempt, draft.runs[attempt.run]):
         return job.is_ended
-    is_unregistered = attempt_rules.has_unregistered(attempt, draft.snapshot.nodes)
-    if is_unregistered or attempt_rules.is_alive(draft.view(attempt.run), attempt):
+    is_unregistered = has_unregistered(attempt, draft.snapshot.nodes)
+    if is_unregistered or is_alive(draft.view(attempt.run), attempt):
         return False  # Slurm does not know it, and it may run on
-    return jobs.asked_at > attempt.submitted_at + timedelta(seconds=attempt_rules.ABSENT_MARGIN_S)
+    return jobs.asked_at > attempt.submitted_at + timedelta(seconds=ABSENT_MARGIN_S)
 
 
 def _was_cancelled_just_now(draft: Draft, job_id: int) -> bool:

@@ -8,12 +8,14 @@ from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import foreign, restarts
 from supervisor.core import nodes as node_rules
 from supervisor.core.draft import Draft
+from supervisor.core.identity import find_strays
 from supervisor.core.rules import ahead as ahead_rules
 from supervisor.core.rules.checkpoints import intend_verify
 from supervisor.model import (
     PLANNED_ENDS,
     Attempt,
     AttemptEnd,
+    Fresh,
     Intent,
     IntentKind,
     Run,
@@ -140,6 +142,9 @@ def _judge_start(draft: Draft, run: Run, last: Attempt | None) -> str | None:
     not_needed = (a for a in draft.aside(run.name) if a.is_over)
     if any(not a.is_job_gone for a in (*draft.attempts(run.name), *not_needed)):
         return "the job of an earlier attempt is not gone yet"
+    known = (*draft.attempts(run.name), *draft.aside(run.name))
+    if isinstance(snapshot.jobs, Fresh) and any(find_strays(snapshot.jobs.value.values(), known, run.job_name)):
+        return "a job of an earlier attempt has come back"
     failures = restarts.count_failures(run, draft.attempts(run.name), draft.checkpoints(run.name))
     at = restarts.next_start_at(run.spec.restart, failures, last)
     ahead = draft.ahead(run.name)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from slurm.pending import PendingKind, classify_pending
 from slurm.types import JobRecord
-from supervisor.core import attempts as attempt_rules
 from supervisor.core import nodes as node_rules
 from supervisor.core.draft import Draft
+from supervisor.core.identity import is_own
 from supervisor.model import Attempt, AttemptState, Fresh, RunState, Stale
 
 _TELL_AFTER_S = 60.0  # a reason may pass while the cluster is being reconfigured
@@ -44,7 +44,7 @@ def _find_waiting(draft: Draft, attempt: Attempt | None) -> JobRecord | None:
 
 
 def _is_own(draft: Draft, job: JobRecord, attempt: Attempt) -> bool:
-    return attempt_rules.is_own(job, attempt, draft.runs[attempt.run])
+    return is_own(job, attempt, draft.runs[attempt.run])
 
 
 def _is_for_a_person(job: JobRecord) -> bool:
