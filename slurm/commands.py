@@ -170,11 +170,6 @@ def sacct_json_argv(since: datetime) -> Argv:
     return ("sacct", "-a", "-X", "-D", *_since(since), "--json")
 
 
-def ping_argv() -> Argv:
-    """Which controllers are up."""
-    return ("scontrol", "ping")
-
-
 # ---------------------------------------------------------------- changing
 
 

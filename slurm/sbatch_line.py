@@ -389,10 +389,6 @@ class Effective:
         return said[-1] == "requeue" if said else None
 
     @property
-    def is_hold(self) -> bool:
-        return self.has("hold")
-
-    @property
     def is_wait(self) -> bool:
         return self.has("wait")
 
@@ -407,10 +403,6 @@ class Effective:
     @property
     def is_verbose(self) -> bool:
         return self.has("verbose")
-
-    @property
-    def is_test_only(self) -> bool:
-        return self.has("test-only")
 
 
 # About one call of sbatch rather than about the job.

@@ -36,11 +36,12 @@ from supervisor.notify import notify, watchdog_interval_s
 from supervisor.observe import Observer
 from supervisor.owners import Owners
 from supervisor.parts import RunOwners
-from supervisor.requests import LOOK_AGAIN, READING, Rights, handle
+from supervisor.requests import handle
 from supervisor.slurmwatch import NOT_ASKED, Answers
 from supervisor.store import LedgerDamaged, Store
 from supervisor.submissions import Submissions
 from supervisor.sweep import Sweeper
+from supervisor.verbs import LOOK_AGAIN, READING, Rights
 from trainer.contract import is_run_name
 
 _BACKUP_EVERY_S = 3600.0

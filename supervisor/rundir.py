@@ -146,15 +146,6 @@ class RunDirReader:
         data = self._pool.ask(f"logs {folder}", question, deadline_s)
         return _decode(data, self._logs_decoder, str(folder))
 
-    def forget(self, run: str) -> None:
-        """Drop what is remembered of a run that is over."""
-        self._progress.pop(run, None)
-        self._launch.pop(run, None)
-        self._log.pop(run, None)
-        self._steps.pop(run, None)
-        self._blind.pop(run, None)
-        self._strange_since.pop(run, None)
-
     def close(self) -> None:
         """End the children; one that hangs in the kernel is left behind and ends when the kernel lets it."""
         self._pool.close()

@@ -441,18 +441,6 @@ class Store:
         """Whether all of the service is paused."""
         return any(row["is_paused"] for row in self._rows("SELECT is_paused FROM pause"))
 
-    def commit_request(
-        self, *, run: Run | None, is_paused: bool | None, who_uid: int, text: str, now: datetime
-    ) -> None:
-        """Keeps an accepted request together with its effect, in one transaction (supervisor.requests)."""
-        with self._writing():
-            if run is not None:
-                self._write(run)
-                self._append_change(run, now, text)
-            if is_paused is not None:
-                self._write_pause(is_paused, now, f"uid {who_uid}")
-            self._put("requests", to_row(RequestRow(at=now, who_uid=who_uid, text=text)))
-
     def record_request(self, who_uid: int, text: str, now: datetime) -> None:
         """Keeps an accepted control request."""
         with self._writing():

@@ -16,9 +16,10 @@ from click.testing import CliRunner, Result
 from supervisor.cli.main import main
 from supervisor.control import ControlServer
 from supervisor.model import Fact, NodesSpec, Plan, Record, Run, RunSpec
-from supervisor.requests import Rights, handle
+from supervisor.requests import handle
 from supervisor.store import Store
 from supervisor.submissions import Submissions
+from supervisor.verbs import Rights
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
 RUN_FILE = """\

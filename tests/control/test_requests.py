@@ -15,8 +15,9 @@ from slurm.inherited import Inherited, SoftLimit
 from supervisor.control import Peer, Request
 from supervisor.ledger import LedgerUnusable
 from supervisor.model import Attempt, Intent, IntentState, NodesSpec, Run, RunSpec, RunState
-from supervisor.requests import Rights, authorise, handle
+from supervisor.requests import handle
 from supervisor.store import Store
+from supervisor.verbs import Rights, authorise
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 ANN, BOB, ADMIN_GROUP = 1000, 1001, 500

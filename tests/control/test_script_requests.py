@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurm.types import JobRecord, JobState
-from supervisor import requests
+from supervisor import verbs
 from supervisor.control import Peer, Request
 from supervisor.ledger import LedgerUnusable
 from supervisor.model import (
@@ -29,8 +29,9 @@ from supervisor.model import (
     ScriptSpec,
     Stale,
 )
-from supervisor.requests import Rights, handle
+from supervisor.requests import handle
 from supervisor.submissions import Submission
+from supervisor.verbs import Rights
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 DAEMON, ANN, BOB, ADMIN_GROUP = 1, 65534, 1001, 500  # ann is an account that every host has
@@ -314,12 +315,12 @@ def test_somebody_elses_job_is_not_adopted() -> None:
 
 @pytest.mark.parametrize("job_id", [None, "55", 0, -1, 2**40, True])
 def test_what_is_no_number_of_a_job_is_refused(job_id: object) -> None:
-    assert Bench().adopt(job_id)["code"] == requests.BAD_INPUT
+    assert Bench().adopt(job_id)["code"] == verbs.BAD_INPUT
 
 
 @pytest.mark.parametrize("waited_s", [10**400, -1, 3601, True, "1", None, [], float("nan"), float("inf")])
 def test_what_is_no_number_of_seconds_is_refused(waited_s: object) -> None:
-    assert Bench().adopt(waited_s=waited_s)["code"] == requests.BAD_INPUT
+    assert Bench().adopt(waited_s=waited_s)["code"] == verbs.BAD_INPUT
 
 
 def test_a_request_that_meets_a_defect_is_answered_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,9 +328,9 @@ def test_a_request_that_meets_a_defect_is_answered_and_changes_nothing(monkeypat
         raise RuntimeError("hunter2")
 
     bench = Bench()
-    monkeypatch.setattr(requests, "read_handed", fail)
+    monkeypatch.setattr(verbs, "read_handed", fail)
     reply = bench.hand_in()
-    assert (reply["ok"], reply["code"]) == (False, requests.INTERNAL)
+    assert (reply["ok"], reply["code"]) == (False, verbs.INTERNAL)
     assert "hunter2" not in reply["message"]
     assert (bench.ledger.runs, bench.keeper) == ({}, {})
 
@@ -337,15 +338,15 @@ def test_a_request_that_meets_a_defect_is_answered_and_changes_nothing(monkeypat
 def test_a_job_is_adopted_by_what_slurm_says_now() -> None:
     bench = Bench()
     bench.jobs = Fresh(value={}, asked_at=NOW - timedelta(seconds=1))  # asked for before the request came
-    assert bench.adopt()["code"] == requests.LOOK_AGAIN
-    assert bench.adopt(waited_s=0.5)["code"] == requests.LOOK_AGAIN
-    assert bench.adopt(waited_s=1.5)["code"] == requests.UNKNOWN_JOB
+    assert bench.adopt()["code"] == verbs.LOOK_AGAIN
+    assert bench.adopt(waited_s=0.5)["code"] == verbs.LOOK_AGAIN
+    assert bench.adopt(waited_s=1.5)["code"] == verbs.UNKNOWN_JOB
     bench.jobs = Fresh(value={55: job()}, asked_at=NOW - timedelta(seconds=30))
-    assert bench.adopt(waited_s=60)["code"] == requests.LOOK_AGAIN
+    assert bench.adopt(waited_s=60)["code"] == verbs.LOOK_AGAIN
     bench.jobs = Stale(why="timed out", since_at=NOW)
-    assert bench.adopt()["code"] == requests.SLURM
+    assert bench.adopt()["code"] == verbs.SLURM
     bench.jobs = Fresh(value={}, asked_at=NOW)
-    assert bench.adopt()["code"] == requests.UNKNOWN_JOB
+    assert bench.adopt()["code"] == verbs.UNKNOWN_JOB
     bench.jobs = Fresh(value={55: job(state=JobState.FAILED, raw_state="FAILED")}, asked_at=NOW)
     assert "ended already (FAILED)" in bench.adopt()["message"]
     bench.jobs = Fresh(value={55: job(user="no-such-user-here")}, asked_at=NOW)
