@@ -80,12 +80,9 @@ def find_strays(jobs: Iterable[JobRecord], attempts: Iterable[Attempt], job_name
     numbers = {a.job_id: a for a in ours.values()}
     for job in jobs:
         attempt = numbers.get(job.job_id)
-        is_first = attempt is not None and is_seen_submission(job, attempt)
-        if not is_first and job.name in ("", job_name):
-            attempt = ours.get(job.comment)
-            is_first = attempt is not None and job.job_id == attempt.job_id
-        elif not is_first:
-            continue
+        is_first = attempt is not None and (is_seen_submission(job, attempt) or job.comment == attempt.token)
+        if not is_first:
+            attempt = ours.get(job.comment) if job.name in ("", job_name) else None
         if attempt is None or not job.is_live or _is_anothers(job, attempt):
             continue  # anybody may put our token on a job
         if not is_first or attempt.is_job_gone:

@@ -138,9 +138,10 @@ def test_a_job_that_comes_back_after_its_attempt_was_over_is_ended(state: JobSta
     assert [i.job_id for i in intents_of(plan, IntentKind.CANCEL)] == [101]
 
 
-def test_no_attempt_is_planned_beside_a_job_that_came_back() -> None:
+@pytest.mark.parametrize("name", ["gpt", "renamed"])
+def test_no_attempt_is_planned_beside_a_job_that_came_back(name: str) -> None:
     assert attempts_in(plan_for(world(over()), snapshot(view=view()))).keys() == {2}
-    came_back = job(1, state=JobState.PENDING, nodes=())
+    came_back = job(1, state=JobState.PENDING, nodes=(), name=name)
     plan = plan_for(world(over()), snapshot(came_back, view=view()))
     assert attempts_in(plan) == {}
     assert "came back" in intents_of(plan, IntentKind.CANCEL)[0].reason
