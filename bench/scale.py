@@ -27,6 +27,7 @@ from bench.cycle import OwnTime, find_children
 from bench.large import JOBS, MARK, LargeCluster, MeasuredTools, open_large_cluster
 from bench.report import describe_machine, finish, median, render_table, say, show
 from bench.stage import BenchFailed, wait_for
+from bench.starts import as_installed
 from slurm.client import SlurmClient
 from slurm.commands import FIELD_SEPARATOR, SQUEUE_FIELDS, row_end
 from slurm.parse import parse_nodes, parse_squeue
@@ -382,7 +383,7 @@ def _parse_s(parse: Callable[[], int], wanted: int) -> float:
 
 def _measure_starts(cluster: LargeCluster, starts: int) -> dict[str, Any]:
     """From start to end: a bare Python, `supervisor status` on a small ledger, and squeue, in turns."""
-    env = {**cluster.env, **_small_ledger(cluster.directory / "small")}
+    env = as_installed({**cluster.env, **_small_ledger(cluster.directory / "small")}, cluster.directory / "bytecode")
     commands = {
         "python": (sys.executable, "-c", "pass"),
         "status": (sys.executable, "-m", "supervisor", "status"),
