@@ -8,6 +8,9 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/launch.json          LaunchReport, rewritten once a second by trainer.launch
     attempts/<n>/exit.json            ExitRecord, written once by trainer.launch when the training step is over
     attempts/<n>/outcome.json         Outcome, written by the training script before exit codes that torchrun hides
+    attempts/<n>/advice.json          Advice, rewritten by the service while the attempt runs
+    attempts/<n>/divergence.json      Divergence, written by the training script when its loss went wrong
+    attempts/<n>/reading.json         ReadLease, there while the training reads a checkpoint
     attempts/<n>/nodes/<node>.json    NodeReport: start checks, exit code and the end of the log of one node
     attempts/<n>/logs/                torchrun's logs of each node
     progress/a<n>.json                Progress of attempt n, written by rank 0
@@ -40,6 +43,7 @@ EXIT_DO_NOT_RESTART = 93  # used by another launcher: a restart can't cure it
 EXIT_NODE_CHECK_FAILED = 76  # trainer.node: this node failed its checks before training started
 EXIT_NODE_SILENT = 77  # trainer.launch: a node went silent
 EXIT_CHECKPOINT_REJECTED = 78  # the checkpoint to resume from did not load or did not match its checksums
+EXIT_DIVERGED = 79  # the loss is no number any more, or jumped: divergence.json says since when
 
 ENV_RUN = "SUPERVISOR_RUN"
 ENV_ATTEMPT = "SUPERVISOR_ATTEMPT"
@@ -47,6 +51,10 @@ ENV_RUN_DIR = "SUPERVISOR_RUN_DIR"
 ENV_RESUME_FROM = "SUPERVISOR_RESUME_FROM"
 ENV_RESUME_STEP = "SUPERVISOR_RESUME_STEP"
 ENV_CHECKPOINT_EVERY_S = "SUPERVISOR_CHECKPOINT_EVERY_S"
+ENV_SKIP_SAMPLES = "SUPERVISOR_SKIP_SAMPLES"  # "first-end,first-end": global sample positions to leave out
+ENV_LOCAL_DIR = "SUPERVISOR_LOCAL_DIR"
+ENV_OBJECT_URL = "SUPERVISOR_OBJECT_URL"
+ENV_UPLOAD_BYTES_PER_S = "SUPERVISOR_UPLOAD_BYTES_PER_S"
 ENV_LAUNCHER = "SUPERVISOR_LAUNCHER"  # host:port of trainer.launch, for trainer.node only
 ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's name
 
@@ -63,6 +71,14 @@ class ContractError(ValueError):
 
 
 # ---------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRange:
+    """Global sample positions [first, end)."""
+
+    first: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +100,11 @@ class AttemptSpec:
     start_checks: tuple[str, ...] = ()  # argv of the node probes, run before training; empty: none
     start_checks_timeout_s: float = 20.0
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables for the training program
+    # Global sample positions that are left out, [from, to): what a rollback skips. In order, not overlapping.
+    skip_samples: tuple[SampleRange, ...] = ()
+    local_dir: str = ""  # node-local folder that checkpoints are written to first; empty: none
+    object_url: str = ""  # fsspec URL of the object storage that checkpoints are copied to; empty: none
+    upload_bytes_per_s: float = 0.0  # bound of each node's copies to slower tiers; 0: none
     is_ahead: bool = False  # queued behind a running attempt: it begins when this file says False
 
 
@@ -102,6 +123,48 @@ class Progress:
     seq: int = 0  # grows with every write
     save_blocking_s: float | None = None  # blocking time of the last save
     samples: int | None = None  # global samples consumed
+    saved_step: int | None = None  # newest checkpoint that this attempt has verified
+    save_total_s: float | None = None  # until the last save was durable and verified
+    save_failures: int = 0  # failed saves in a row
+    save_error: str = ""  # of the newest failed save, while it is the newest
+    is_elastic: bool = True  # False: the data loader can't change the number of ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What the service tells a running training; rewritten in place, read again every few seconds."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    seq: int  # grows with every write
+    checkpoint_every_s: float
+    save_requests: int = 0  # a save is made now when it has grown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The training's own finding that its loss went wrong; written once, before it ends with 79."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    kind: str  # "nan" or "spike"
+    onset_step: int  # first step whose loss was wrong: checkpoints of this step and later are suspect
+    step: int  # the step at which it was noticed
+    loss: float | None = None  # None: not a finite number
+    score: float | None = None  # of a spike: robust z-score
+    first_sample: int = 0  # global positions of the batches since the onset, [first_sample, end_sample)
+    end_sample: int = 0
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLease:
+    """A training that reads a checkpoint: nothing is pruned under it while its attempt lives."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    checkpoints: tuple[str, ...]  # folder names
+    time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +264,12 @@ class Manifest:
     world_size: int
     time: float
     format: str = "dcp"
+    tokens: int | None = None  # global tokens consumed, where the training counts them
+    # False: the position in the data can't be carried to another number of ranks, so the number of nodes must stay
+    is_elastic: bool = True
+    libraries: Mapping[str, str] = field(default_factory=dict)  # versions of what wrote it: python, torch, numpy …
     files: tuple[ManifestFile, ...]
+    self_xxh3_128: str = ""  # of the manifest itself; the last field, see trainer.manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +322,15 @@ class RunPaths:
     def progress(self, attempt: int) -> Path:
         return self.run_dir / "progress" / f"a{attempt}.json"
 
+    def advice(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "advice.json"
+
+    def divergence(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "divergence.json"
+
+    def read_lease(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "reading.json"
+
     def checkpoints(self) -> Path:
         return self.run_dir / "checkpoints"
 
@@ -291,6 +368,10 @@ def attempt_environment(spec: AttemptSpec, run_dir: Path) -> dict[str, str]:
         ENV_RESUME_FROM: spec.resume_from,
         ENV_RESUME_STEP: str(spec.resume_step),
         ENV_CHECKPOINT_EVERY_S: f"{spec.checkpoint_every_s:g}",
+        ENV_SKIP_SAMPLES: ",".join(f"{part.first}-{part.end}" for part in spec.skip_samples),
+        ENV_LOCAL_DIR: spec.local_dir,
+        ENV_OBJECT_URL: spec.object_url,
+        ENV_UPLOAD_BYTES_PER_S: f"{spec.upload_bytes_per_s:g}",
     }
 
 
