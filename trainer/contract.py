@@ -11,10 +11,14 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/advice.json          Advice, rewritten by the service while the attempt runs
     attempts/<n>/divergence.json      Divergence, written by the training script when its loss went wrong
     attempts/<n>/reading.json         ReadLease, there while the training reads a checkpoint
+    attempts/<n>/uploading.json       ReadLease of the checkpoint that is being copied to object storage
+    attempts/<n>/uploads/<k>.json     UploadReport of node k, rewritten while it copies to object storage
+    attempts/<n>/fetched/             files that came from object storage because the run directory's were bad
     attempts/<n>/nodes/<node>.json    NodeReport: start checks, exit code and the end of the log of one node
     attempts/<n>/logs/                torchrun's logs of each node
     progress/a<n>.json                Progress of attempt n, written by rank 0
-    checkpoints/step-<k>.a<n>/        shards; MANIFEST.json last (COMPLETE); VERIFIED.json when read back
+    checkpoints/step-<k>.a<n>/        shards; MANIFEST.json last (COMPLETE); VERIFIED.json when read back;
+                                      OBJECT.json when all of it is in object storage, too
 
 Every JSON file is published by `write_json`: temporary name, fsync, rename, fsync of the directory. Readers use
 `parse_*`, which accept bytes of any origin and raise `ContractError` on anything that is not the documented shape.
@@ -52,9 +56,12 @@ ENV_RESUME_FROM = "SUPERVISOR_RESUME_FROM"
 ENV_RESUME_STEP = "SUPERVISOR_RESUME_STEP"
 ENV_CHECKPOINT_EVERY_S = "SUPERVISOR_CHECKPOINT_EVERY_S"
 ENV_SKIP_SAMPLES = "SUPERVISOR_SKIP_SAMPLES"  # "first-end,first-end": global sample positions to leave out
+ENV_SPIKE_SCORE = "SUPERVISOR_SPIKE_SCORE"  # robust z-score of the loss that counts as a spike; absent or 0: off
+ENV_SPIKE_WINDOW = "SUPERVISOR_SPIKE_WINDOW"  # steps that a loss is compared with
 ENV_LOCAL_DIR = "SUPERVISOR_LOCAL_DIR"
 ENV_OBJECT_URL = "SUPERVISOR_OBJECT_URL"
 ENV_UPLOAD_BYTES_PER_S = "SUPERVISOR_UPLOAD_BYTES_PER_S"
+ENV_OBJECT_KEEP_LAST = "SUPERVISOR_OBJECT_KEEP_LAST"
 ENV_LAUNCHER = "SUPERVISOR_LAUNCHER"  # host:port of trainer.launch, for trainer.node only
 ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's name
 
@@ -105,6 +112,7 @@ class AttemptSpec:
     local_dir: str = ""  # node-local folder that checkpoints are written to first; empty: none
     object_url: str = ""  # fsspec URL of the object storage that checkpoints are copied to; empty: none
     upload_bytes_per_s: float = 0.0  # bound of each node's copies to slower tiers; 0: none
+    object_keep_last: int = 3  # checkpoints of this run that stay in object storage; never fewer than 2
     is_ahead: bool = False  # queued behind a running attempt: it begins when this file says False
 
 
@@ -164,6 +172,36 @@ class ReadLease:
     version: int = CONTRACT_VERSION
     attempt: int
     checkpoints: tuple[str, ...]  # folder names
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadReport:
+    """What one node's copying to object storage is at. Node 0 leads, the others copy their part of what it chose."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    node: int
+    checkpoint: str = ""  # folder name of the one that is or was copied last
+    is_done: bool = False  # this node's part of it is there, compared byte by byte
+    uploaded: str = ""  # of node 0: the newest one that is there as a whole
+    pending: int = 0  # of node 0: verified ones that are waiting
+    failures: int = 0  # failed tries in a row
+    error: str = ""  # of the newest failed try, while it is the newest
+    bytes_sent: int = 0  # since the attempt began
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectRecord:
+    """A checkpoint is in object storage as a whole: its files were compared, its manifest was put there last."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    step: int
+    url: str
+    manifest_xxh3_128: str  # of MANIFEST.json's bytes
+    size_bytes: int
     time: float
 
 
@@ -331,6 +369,15 @@ class RunPaths:
     def read_lease(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "reading.json"
 
+    def upload_lease(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "uploading.json"
+
+    def upload_report(self, attempt: int, node: int) -> Path:
+        return self.attempt_dir(attempt) / "uploads" / f"{node}.json"
+
+    def fetched(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "fetched"
+
     def checkpoints(self) -> Path:
         return self.run_dir / "checkpoints"
 
@@ -341,6 +388,7 @@ class RunPaths:
 RESUME_LINK = "resume"
 MANIFEST_NAME = "MANIFEST.json"
 VERIFIED_NAME = "VERIFIED.json"
+OBJECT_NAME = "OBJECT.json"
 
 
 def checkpoint_name(step: int, attempt: int) -> str:
@@ -371,7 +419,8 @@ def attempt_environment(spec: AttemptSpec, run_dir: Path) -> dict[str, str]:
         ENV_SKIP_SAMPLES: ",".join(f"{part.first}-{part.end}" for part in spec.skip_samples),
         ENV_LOCAL_DIR: spec.local_dir,
         ENV_OBJECT_URL: spec.object_url,
-        ENV_UPLOAD_BYTES_PER_S: f"{spec.upload_bytes_per_s:g}",
+        ENV_UPLOAD_BYTES_PER_S: f"{spec.upload_bytes_per_s:.0f}",
+        ENV_OBJECT_KEEP_LAST: str(spec.object_keep_last),
     }
 
 
