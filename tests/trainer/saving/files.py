@@ -1,0 +1,39 @@
+"""Writes checkpoints as the writer would, but from memory in one go: for tests of what is planned and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer.saving.planning import SavePlan
+from trainer.saving.zipimage import fill_checksums
+
+
+def fill_image(plan: SavePlan, state: Mapping[str, Any]) -> bytes:
+    """A rank's whole file."""
+    buffer = memoryview(bytearray(plan.image.size))
+    for at, data in plan.image.frame:
+        buffer[at : at + len(data)] = data
+    for slot, source in zip(plan.image.slots, plan.sources(state), strict=True):
+        data = source if isinstance(source, bytes) else raw_bytes(source)
+        assert len(data) == slot.size
+        buffer[slot.offset : slot.offset + slot.size] = data
+    fill_checksums(buffer, plan.image)
+    return bytes(buffer)
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes of a contiguous tensor."""
+    assert tensor.is_contiguous()
+    return bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+
+
+def write_files(folder: Path, plan: SavePlan, state: Mapping[str, Any]) -> None:
+    """Write a rank's file, and on rank 0 the metadata."""
+    if plan.image.size:
+        (folder / plan.image.name).write_bytes(fill_image(plan, state))
+    if plan.metadata is not None:
+        (folder / ".metadata").write_bytes(plan.metadata)
