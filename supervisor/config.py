@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from supervisor.model import MAX_WARNING_S, DrainPolicy, Policy, RunSpec
+from supervisor.model import MAX_WARNING_S, CheckpointSpec, DivergenceSpec, DrainPolicy, Policy, RunSpec
 from supervisor.sbatch_options import option_problem
 from supervisor.tomlfile import (
     ConfigError,
@@ -37,6 +37,7 @@ __all__ = [
     "check_script",
     "check_slurm_conf",
     "check_supervision",
+    "is_fixed_interval",
     "load_settings",
     "parse_run_file",
     "parse_settings",
@@ -218,8 +219,15 @@ def parse_run_file(text: str, *, path: Path) -> RunSpec:
     if directory is not None:
         directory = absolute(directory, path.parent, f"{source}: [checkpoint] directory")
         spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, directory=directory))
+    if is_fixed_interval(raw.get("checkpoint", {})):
+        spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, interval="fixed"))
     refuse_first(source, _run_problems(spec))
     return spec
+
+
+def is_fixed_interval(table: Mapping[str, Any]) -> bool:
+    """True for a [checkpoint] table that gives the interval itself: nobody changes it unasked."""
+    return "every_s" in table and "interval" not in table
 
 
 def check_supervision(spec: RunSpec, *, source: str) -> None:
@@ -343,6 +351,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
     yield from _slurm_problems(spec)
     checkpoint, restart = spec.checkpoint, spec.restart
     yield _is_below(checkpoint.every_s, above=0), f"[checkpoint] every_s must be above 0, not {checkpoint.every_s:g}"
+    yield from _interval_problems(checkpoint)
     yield (
         checkpoint.keep_last < 2,
         f"[checkpoint] keep_last must be at least 2, not {checkpoint.keep_last}: the newest may turn out to be damaged",
@@ -367,7 +376,35 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
         restart.backoff_max_s < restart.backoff_s,
         f"[restart] backoff_max_s ({restart.backoff_max_s:g}) is less than backoff_s ({restart.backoff_s:g})",
     )
+    yield from _divergence_problems(spec.divergence)
     yield from _health_problems(spec)
+
+
+def _interval_problems(checkpoint: CheckpointSpec) -> Iterator[Problem]:
+    low, high = checkpoint.every_min_s, checkpoint.every_max_s
+    yield _is_below(low, above=0), f"[checkpoint] every_min_s must be above 0, not {low:g}"
+    yield high < low, f"[checkpoint] every_min_s ({low:g}) is more than every_max_s ({high:g})"
+    alert_s = checkpoint.alert_after_s
+    yield _is_below(alert_s), f"[checkpoint] alert_after_s must be 0 (three intervals) or more, not {alert_s:g}"
+    for mark in checkpoint.unfinished_markers:
+        is_odd = not mark or "/" in mark or has_control(mark)
+        yield is_odd, f'[checkpoint] unfinished_markers: "{shown(mark)}" is no end of a file\'s name'
+
+
+def _divergence_problems(divergence: DivergenceSpec) -> Iterator[Problem]:
+    count, score, window = divergence.rollback_checkpoints, divergence.spike_score, divergence.spike_window
+    yield count < 1, f"[divergence] rollback_checkpoints must be at least 1, not {count}"
+    yield divergence.max_rollbacks < 0, f"[divergence] max_rollbacks must be 0 or more, not {divergence.max_rollbacks}"
+    yield _is_below(score), f"[divergence] spike_score must be 0 (off) or more, not {score:g}"
+    yield (
+        0 < score < _MIN_SPIKE_SCORE,
+        f"[divergence] spike_score {score:g} is met by ordinary noise: 6 is a good start",
+    )
+    yield window < _MIN_SPIKE_WINDOW, f"[divergence] spike_window must be at least {_MIN_SPIKE_WINDOW}, not {window}"
+
+
+_MIN_SPIKE_SCORE = 3.0
+_MIN_SPIKE_WINDOW = 10
 
 
 def _command_problems(command: tuple[str, ...]) -> Iterator[Problem]:

@@ -49,7 +49,14 @@ from supervisor.model import (
 )
 from supervisor.parts import Readbacks, RunOwners
 from supervisor.rundir import RunDirUnreadable
-from supervisor.scripts import fill, is_first_submission, placeholders, render_submission
+from supervisor.scripts import (
+    every_s_of,
+    fill,
+    is_first_submission,
+    loss_environment,
+    placeholders,
+    render_submission,
+)
 from supervisor.store import Store
 from supervisor.submissions import SubmissionLost, Submissions
 from trainer import contract
@@ -58,6 +65,7 @@ _ORDER = {
     IntentKind.CANCEL: 0,
     IntentKind.CLAIM: 0,
     IntentKind.PROMOTE: 0,
+    IntentKind.ADVISE: 1,
     IntentKind.VERIFY: 1,  # only starts it
     IntentKind.SUBMIT: 2,
     IntentKind.DRAIN: 3,
@@ -162,6 +170,8 @@ class Executor:
                     return self._cancel(intent, run, world)
                 case IntentKind.PROMOTE:
                     return self._promote(intent, run, _find_attempt(world, intent))
+                case IntentKind.ADVISE:
+                    return self._advise(intent, run, _find_attempt(world, intent))
                 case IntentKind.CLAIM:
                     return self._claim(intent, run, _find_attempt(world, intent))
                 case IntentKind.DRAIN:
@@ -387,6 +397,22 @@ class Executor:
         self._write_files(run, attempt)
         return Outcome(state=IntentState.DONE, text=f"job {attempt.job_id} is told to begin")
 
+    def _advise(self, intent: Intent, run: Run | None, attempt: Attempt | None) -> Outcome:
+        """Tell the running training how often to save, and of saves that were asked for: it looks at the file."""
+        if run is None or attempt is None or attempt.is_over:
+            return Outcome(state=IntentState.WITHDRAWN, text="the attempt is over")
+        self._mark(intent)
+        advice = contract.Advice(
+            attempt=attempt.number,
+            seq=attempt.advice_seq,
+            checkpoint_every_s=every_s_of(run, attempt),
+            save_requests=attempt.save_requests,
+        )
+        name = run.spec.paths.advice(attempt.number).name
+        files = {name: contract.render_json(advice)}
+        self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, files)
+        return Outcome(state=IntentState.DONE, text=f"told: a save every {advice.checkpoint_every_s:.0f} s")
+
     def _move_link(self, intent: Intent, run: Run, attempt: Attempt) -> Outcome:
         """Point the link of a script's job that waits at another checkpoint; one that has begun may have read it.
 
@@ -579,7 +605,9 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         resume_from=attempt.resume_path,
         resume_step=attempt.resume_step,
         is_ahead=attempt.state is AttemptState.AHEAD,
-        checkpoint_every_s=spec.checkpoint.every_s,
+        checkpoint_every_s=every_s_of(run, attempt),
+        skip_samples=tuple(contract.SampleRange(first=part.first, end=part.end) for part in attempt.skip_samples),
+        environment=loss_environment(spec),
         worker_restarts=spec.restart.worker_restarts,
         beat_interval_s=spec.health.beat_interval_s,
         silent_after_s=spec.health.silent_after_s,

@@ -78,6 +78,7 @@ CREATE TABLE runs (
   created_at TEXT NOT NULL,
   changed_at TEXT NOT NULL,
   released_at TEXT,
+  save_asked_at TEXT,
   final_step INTEGER
 );
 
@@ -110,6 +111,17 @@ CREATE TABLE attempts (
   log_offset INTEGER NOT NULL,
   slurm_submit_at TEXT,
   slurm_user TEXT NOT NULL,
+  checkpoint_every_s REAL NOT NULL,
+  advice_seq INTEGER NOT NULL,
+  save_requests INTEGER NOT NULL,
+  save_asked_at TEXT,
+  save_costs_s TEXT NOT NULL,
+  save_total_s REAL,
+  saved_step INTEGER,
+  save_failures INTEGER NOT NULL,
+  save_error TEXT NOT NULL,
+  skip_samples TEXT NOT NULL,
+  loss_fault TEXT,
   PRIMARY KEY (run, number)
 );
 -- Two live attempts of a run would train and publish side by side: the database itself refuses the second one. One that

@@ -74,6 +74,10 @@ LAYOUTS = ("supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface",
 Layout = Literal["supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface", "lightning", "deepspeed"]
 
 
+# Marks that frameworks put beside a checkpoint that they write or remove.
+UNFINISHED_MARKERS = ("-unfinished", ".unfinished", ".incomplete", ".in_progress")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """How often to save, what to keep, what counts."""
@@ -81,7 +85,12 @@ class CheckpointSpec:
     directory: Path | None = None  # where a training that knows nothing of us saves; default: in the run directory
     layout: Layout = "supervisor"  # how checkpoints lie there; auto: found out by their names
 
-    every_s: float = 600.0  # told to the training as SUPERVISOR_CHECKPOINT_EVERY_S
+    every_s: float = 600.0  # between two saves, told to the training; with interval = "auto": where it starts
+    interval: Literal["auto", "fixed"] = "auto"  # auto: recomputed while it runs; fixed where every_s alone is given
+    every_min_s: float = 60.0  # auto: saves are never advised closer together (nor than one takes until it is durable)
+    every_max_s: float = 1800.0  # auto: saves are never advised further apart
+    alert_after_s: float = 0.0  # someone is told when no save was verified for this long; 0: three intervals
+    unfinished_markers: tuple[str, ...] = UNFINISHED_MARKERS  # a file of a checkpoint's name with this end: not whole
     keep_last: int = 3  # verified ones; never fewer than 2
     resume_from_complete: bool = False  # fall back to an unverified, complete checkpoint when none is verified
     verify_on_head_max_bytes: int = 20 * 1024**3  # larger ones are verified by the job's own nodes
@@ -119,6 +128,19 @@ class RestartSpec:
     backoff_max_s: float = 600.0  # the longest pause that doubling leads to
     worker_restarts: int = 0  # restarts of all workers in the running step, before a new attempt is made
     queue_ahead_s: float = 0.0  # so long before the time limit the next job is queued behind the running one; 0: never
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergenceSpec:
+    """What becomes of a run whose loss went wrong. Its checkpoints since then are never resumed from."""
+
+    on_nan: Literal["hold", "rollback"] = "hold"  # the loss is no number any more
+    on_spike: Literal["hold", "rollback"] = "hold"  # the loss has jumped
+    rollback_checkpoints: int = 1  # rollback: go back to this verified checkpoint before the onset; 1: the newest
+    max_rollbacks: int = 2  # at one place; then the run is held
+    skip: bool = True  # rollback: leave out the batches since the onset
+    spike_score: float = 0.0  # told to the training: robust z-score that counts as a spike; 0: none is looked for
+    spike_window: int = 100  # told to the training: steps that a loss is compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +188,7 @@ class RunSpec:
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     progress: ProgressSpec = field(default_factory=ProgressSpec)
     restart: RestartSpec = field(default_factory=RestartSpec)
+    divergence: DivergenceSpec = field(default_factory=DivergenceSpec)
     health: HealthSpec = field(default_factory=HealthSpec)
 
     @property
@@ -211,6 +234,7 @@ class Run:
     created_at: datetime = EPOCH
     changed_at: datetime = EPOCH
     released_at: datetime | None = None  # restarts before this are forgiven
+    save_asked_at: datetime | None = None  # when a person last asked for a save now
     final_step: int | None = None
 
     @property
@@ -254,6 +278,7 @@ class AttemptEnd(StrEnum):
     TIME_LIMIT = "time_limit"
     PREEMPTED = "preempted"
     CHECKPOINT_REJECTED = "checkpoint_rejected"  # exit 78
+    DIVERGED = "diverged"  # exit 79: the loss went wrong; no node's fault
     DO_NOT_RESTART = "do_not_restart"  # exit 93, or a cause that a restart can't cure
     CANCELLED = "cancelled"  # by a person through Slurm
     STOPPED = "stopped"  # by a person through the supervisor
@@ -276,6 +301,28 @@ PLANNED_ENDS = frozenset(
         AttemptEnd.MAINTENANCE,
     }
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedSamples:
+    """Global sample positions [first, end) that the training leaves out."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossFault:
+    """How the loss of an attempt went wrong, as the training found, and what was decided."""
+
+    kind: str  # "nan" or "spike"
+    onset_step: int | None = None  # None: the training did not say since when
+    step: int | None = None  # at which it was noticed
+    first_sample: int = 0  # of the batches since the onset: [first_sample, end_sample)
+    end_sample: int = 0
+    repeats: int = 0  # how often it had gone wrong at this place before
+    is_rolled_back: bool = False  # False: the run is held
+    decision: str = ""  # what was decided, and why, for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +357,17 @@ class Attempt:
     log_offset: int = 0  # bytes of the log that earlier attempts wrote, where all write to one file
     slurm_submit_at: datetime | None = None  # when the job was submitted, as Slurm says; a requeue moves it
     slurm_user: str = ""  # whose job it is: whom it was submitted as, then as Slurm says
+    checkpoint_every_s: float = 0.0  # interval between saves that it was last told; 0: the run file's
+    advice_seq: int = 0  # how often it was told something while it runs
+    save_requests: int = 0  # saves that a person asked for, and that it was told
+    save_asked_at: datetime | None = None  # the newest request among them
+    save_costs_s: tuple[float, ...] = ()  # how long its last saves blocked the training, oldest first
+    save_total_s: float | None = None  # how long the last one took until it was durable and verified
+    saved_step: int | None = None  # newest step that the training says it has saved and verified
+    save_failures: int = 0  # failed saves in a row
+    save_error: str = ""  # of the newest failed one
+    skip_samples: tuple[SkippedSamples, ...] = ()  # what it leaves out, in order
+    loss_fault: LossFault | None = None
 
     @property
     def is_adopted(self) -> bool:
@@ -333,6 +391,7 @@ class CheckpointState(StrEnum):
     VERIFIED = "verified"  # every byte was read back and its checksum matches
     CORRUPT = "corrupt"
     FENCED = "fenced"  # published after its attempt was declared over: never counts
+    SUSPECT = "suspect"  # whole, and made when the loss had gone wrong: never resumed from
     PRUNED = "pruned"
 
 
@@ -439,6 +498,7 @@ class IntentKind(StrEnum):
 
     SUBMIT = "submit"
     CANCEL = "cancel"
+    ADVISE = "advise"  # tell a running training how often to save, or to save now
     PROMOTE = "promote"  # tell the job that was queued ahead from where to begin
     CLAIM = "claim"  # put our token on an adopted job, and keep Slurm from requeueing it
     DRAIN = "drain"

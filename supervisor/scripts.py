@@ -34,7 +34,8 @@ from slurm.sbatch_options import REQUEUE, name_of
 from slurm.submitted import SubmittedAs
 from slurm.types import Identity, JobDescription, SubmitRequest
 from supervisor import own_restarts
-from supervisor.config import check_supervision, is_slurm_value
+from supervisor.config import check_supervision, is_fixed_interval, is_slurm_value
+from supervisor.core.interval import first_every_s
 from supervisor.model import Attempt, AttemptEnd, AttemptState, Run, RunSpec, ScriptSpec
 from supervisor.submissions import digest_of
 from supervisor.supervision import BadSupervision, find_unread, read_directives, render_tables, take_options
@@ -388,6 +389,8 @@ def _make_spec(handed: Handed, wanted: Effective, tables: Mapping[str, Any]) -> 
 
 
 def _make_checkpoint(table: Mapping[str, Any], cwd: str) -> dict[str, Any]:
+    if is_fixed_interval(table):
+        table = {"interval": "fixed", **table}
     if "directory" not in table:
         return {"resume_from_complete": True, **table}
     directory = os.path.normpath(Path(cwd, str(table["directory"])))
@@ -566,7 +569,25 @@ def contract_environment(run: Run, attempt: Attempt) -> dict[str, str]:
         contract.ENV_RUN_DIR: str(run.spec.run_dir),
         contract.ENV_RESUME_FROM: path,
         contract.ENV_RESUME_STEP: step,
-        contract.ENV_CHECKPOINT_EVERY_S: f"{run.spec.checkpoint.every_s:g}",
+        contract.ENV_CHECKPOINT_EVERY_S: f"{every_s_of(run, attempt):g}",
+        contract.ENV_SKIP_SAMPLES: ",".join(f"{part.first}-{part.end}" for part in attempt.skip_samples),
+        **loss_environment(run.spec),
+    }
+
+
+def every_s_of(run: Run, attempt: Attempt) -> float:
+    """Seconds between two saves that an attempt begins with."""
+    return attempt.checkpoint_every_s or first_every_s(run.spec.checkpoint)
+
+
+def loss_environment(spec: RunSpec) -> dict[str, str]:
+    """What the training is told of spikes of its loss: nothing, where they are not looked for."""
+    divergence = spec.divergence
+    if divergence.spike_score <= 0:
+        return {}
+    return {
+        contract.ENV_SPIKE_SCORE: f"{divergence.spike_score:g}",
+        contract.ENV_SPIKE_WINDOW: str(divergence.spike_window),
     }
 
 

@@ -386,6 +386,20 @@ def _release(asked: Asked) -> Decision:
     return _change(asked, run, f"run {run.name} is released", **changes)
 
 
+def _save(asked: Asked) -> Decision:
+    """Have the running training save now; it is told within a cycle, and saves at its next step."""
+    run = _changeable(asked)
+    if isinstance(run, Decision):
+        return run
+    last = max(asked.attempts, key=lambda a: a.number, default=None)
+    if last is None or last.state is not AttemptState.RUNNING:
+        return refuse(CONFLICT, f"run {run.name} does not run now: there is nothing to save")
+    is_silent = not last.save_costs_s and last.saved_step is None and not last.save_failures
+    doubt = "; it has told of no save yet, and saves now only if it looks at its advice.json" if is_silent else ""
+    message = f"run {run.name} is asked to save now, after step {last.last_step or 0}{doubt}"
+    return _change(asked, run, message, save_asked_at=asked.now)
+
+
 def _pause(asked: Asked) -> Decision:
     return _set_pause(asked, is_paused=True)
 
@@ -446,6 +460,7 @@ _VERBS: Mapping[str, _Verb] = {
     "pause": _pause,
     "resume": _resume,
     "release": _release,
+    "save": _save,
 }
 NAMES_RUNS = frozenset({"sbatch", "adopt"})
 HANDS_IN = NAMES_RUNS | {"submit"}
@@ -493,7 +508,13 @@ def _nothing_to_do(request: Request, run: Run, state: str) -> Decision:
     return Decision(reply=_answer(run, message))
 
 
-_DONE_WORDS = {"stop": "stopped", "submit": "submitted", "sbatch": "submitted", "adopt": "adopted"}
+_DONE_WORDS = {
+    "save": "save asked for",
+    "stop": "stopped",
+    "submit": "submitted",
+    "sbatch": "submitted",
+    "adopt": "adopted",
+}
 
 
 def by(request: Request) -> str:

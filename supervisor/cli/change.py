@@ -64,6 +64,20 @@ def release(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> No
     _ask(settings, {"verb": "release", "run": run, "dry_run": dry_run}, as_json=as_json)
 
 
+@click.command()
+@click.argument("run")
+@dry_run_option
+@json_option
+@config_option
+def save(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
+    """Have RUN's training save a checkpoint now.
+
+    It is told within a second or two and saves after its next step; `supervisor status` shows the step once it is
+    verified. The training must look at the advice of the service, as the trainer's Checkpointer does.
+    """
+    _ask(settings, {"verb": "save", "run": run, "dry_run": dry_run}, as_json=as_json)
+
+
 def _ask(settings: Settings, request: dict[str, Any], *, as_json: bool) -> None:
     reply = ask(settings.control.socket, request, start_hint=start_hint())
     click.echo(render_json(reply) if as_json else str(reply.get("message", "done")))

@@ -35,6 +35,7 @@ _COMMANDS: Mapping[str, str] = {
     "pause": "supervisor.cli.change:pause",
     "resume": "supervisor.cli.change:resume",
     "release": "supervisor.cli.change:release",
+    "save": "supervisor.cli.change:save",
     "plan": "supervisor.cli.plan:plan",
     "daemon": "supervisor.cli.daemon:daemon",
     "doctor": "supervisor.cli.doctor:doctor",

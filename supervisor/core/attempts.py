@@ -8,6 +8,7 @@ from datetime import datetime
 
 from slurm.types import JobState
 from supervisor.core.identity import fold_submission
+from supervisor.core.interval import fold_cost
 from supervisor.core.sight import Sight
 from supervisor.model import (
     UNREPORTED,
@@ -44,6 +45,7 @@ def fold_attempt(sight: Sight) -> Attempt:
         attempt = _fold_unreported(attempt, view, sight.now, sight.run)
     if view is not None and view.progress is not None:
         attempt = _fold_progress(attempt, view.progress, view.first_step, sight.now)
+        attempt = _fold_saves(attempt, view.progress.value)
     return attempt
 
 
@@ -110,6 +112,25 @@ def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], first_step: 
         phase=progress.phase,
         progress_at=now,
         stepped_at=now if is_first else attempt.stepped_at,
+    )
+
+
+_ERROR_CHARS = 500
+
+
+def _fold_saves(attempt: Attempt, progress: contract.Progress) -> Attempt:
+    """What the training tells of its saves: their cost, the newest good one, failures in a row."""
+    if progress.attempt != attempt.number:
+        return attempt
+    total_s = progress.save_total_s
+    is_time = total_s is not None and math.isfinite(total_s) and total_s >= 0
+    return replace(
+        attempt,
+        save_costs_s=fold_cost(attempt.save_costs_s, progress.save_blocking_s),
+        save_total_s=total_s if is_time else attempt.save_total_s,
+        saved_step=progress.saved_step if progress.saved_step is not None else attempt.saved_step,
+        save_failures=max(0, progress.save_failures),
+        save_error=progress.save_error[:_ERROR_CHARS] if progress.save_failures > 0 else "",
     )
 
 

@@ -20,6 +20,7 @@ from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import foreign, restarts
 from supervisor.core.draft import Draft
 from supervisor.core.identity import fold_submission, is_own
+from supervisor.core.interval import carried_every_s
 from supervisor.core.sight import ABSENT_MARGIN_S
 from supervisor.model import (
     Attempt,
@@ -58,6 +59,7 @@ def queue(draft: Draft, name: str) -> None:
         resume_step=resume.step,
         resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
         planned_at=draft.now,
+        checkpoint_every_s=carried_every_s(run.spec.checkpoint, draft.attempts(name)),
     )
     draft.put(attempt, reason)
     draft.intend(Intent(kind=IntentKind.SUBMIT, key=_submit_key(attempt), reason=reason, run=name, attempt=number))
@@ -176,6 +178,9 @@ def promote(draft: Draft, run: Run, ahead: Attempt, resume: checkpoint_rules.Res
         resume_step=resume.step,
         resume_path=path,
     )
+    if run.script is None:  # a script's environment was fixed when it was submitted
+        every_s = carried_every_s(run.spec.checkpoint, draft.attempts(run.name))
+        promoted = replace(promoted, checkpoint_every_s=every_s)
     _put_promoted(draft, run, promoted, reason)
     if run.script is None:
         draft.intend(

@@ -9,6 +9,7 @@ from supervisor.core import foreign, restarts
 from supervisor.core import nodes as node_rules
 from supervisor.core.draft import Draft
 from supervisor.core.identity import find_strays
+from supervisor.core.interval import carried_every_s
 from supervisor.core.rules import ahead as ahead_rules
 from supervisor.core.rules.checkpoints import intend_verify
 from supervisor.model import (
@@ -211,6 +212,7 @@ def _plan_attempt(draft: Draft, run: Run, resume: checkpoint_rules.ResumePoint, 
         resume_step=resume.step,
         resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
         planned_at=draft.now,
+        checkpoint_every_s=carried_every_s(run.spec.checkpoint, draft.attempts(run.name)),
     )
     draft.put(attempt, reason)
     if run.reason:
