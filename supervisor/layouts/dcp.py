@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from supervisor.layouts.found import Candidate, Found, Piece
-from supervisor.layouts.metadata import MAX_METADATA_BYTES, Item, Metadata, read_metadata
+from supervisor.layouts.metadata import (
+    MAX_METADATA_BYTES,
+    METADATA_NAME,
+    Entry,
+    Metadata,
+    check_files,
+    read_metadata,
+)
 from supervisor.layouts.tree import Broken, Tree, Unfinished
 
-METADATA_NAME = ".metadata"
+__all__ = ["METADATA_NAME", "PATTERN", "find", "inspect", "inspect_folder"]
+
 PATTERN = ""
 
+_OF_RANK_0 = "__0.metadata"
 # any folder whose name ends in the step: everybody names them differently
 _NAME = re.compile(r"(?:[^0-9.][^/]{0,200}?)?(?<![0-9])([0-9]{1,15})", re.DOTALL)
 
@@ -24,7 +32,7 @@ def find(names: Sequence[str]) -> list[Candidate]:
 
 
 def inspect(tree: Tree, candidate: Candidate) -> Found:
-    """Whole when `.metadata` can be read and each piece that it names lies within its file."""
+    """Whole when `.metadata` can be read, and all that it describes lies in the files that it names."""
     files, pieces, _ = inspect_folder(tree, candidate.name)
     return Found(step=candidate.step or 0, files=files, pieces=pieces, end_mark=f"{candidate.name}/{METADATA_NAME}")
 
@@ -36,18 +44,24 @@ def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piec
     if entry is not None and entry.kind == "file":
         raise Unfinished(f"{folder} is a file, and no checkpoint")  # many names end in a number
     if tree.entry(path) is None:
+        _refuse_parted(tree, folder)
         raise Unfinished(f"{path} is missing: it is written last")
     metadata = tree.once("metadata", path, lambda: _read(tree, path))
-    by_file: dict[str, list[Item]] = defaultdict(list)
-    for item in metadata.items:
-        by_file[item.path].append(item)
-    if not by_file:
+    names = sorted({entry.path for entry in metadata.entries})
+    if not names:
         raise Broken(f"{path} names no file")
-    pieces: list[Piece] = []
-    for name, items in sorted(by_file.items()):
-        pieces += _pieces(f"{folder}/{name}", items, tree.file(f"{folder}/{name}").size)
-    files = (path, *(f"{folder}/{name}" for name in sorted(by_file)))
-    return files, tuple(pieces), metadata
+    sizes = {name: tree.file(f"{folder}/{name}").size for name in names}
+    tree.once("coverage", path, lambda: _check(folder, metadata, sizes))
+    pieces = tuple(_piece(folder, entry) for entry in sorted(metadata.entries, key=lambda e: (e.path, e.offset)))
+    return (path, *(f"{folder}/{name}" for name in names)), pieces, metadata
+
+
+def _refuse_parted(tree: Tree, folder: str) -> None:
+    if tree.is_file(f"{folder}/{_OF_RANK_0}"):
+        raise Broken(
+            f"{folder} has a metadata file for each rank: it was saved with use_collectives=False, and nothing in it "
+            "tells how many ranks there were, or that all of them have finished"
+        )
 
 
 def _read(tree: Tree, path: str) -> Metadata:
@@ -58,17 +72,16 @@ def _read(tree: Tree, path: str) -> Metadata:
         raise Broken(f"{path}: {error}") from None
 
 
-def _pieces(path: str, items: Sequence[Item], size: int) -> list[Piece]:
-    end = max(item.offset + item.length for item in items)
-    if size < end:
-        raise Broken(f"{path} has {size} bytes, {end} are needed")
-    is_tensors_only = path.endswith(".safetensors")
-    return [
-        Piece(
-            path=path,
-            offset=item.offset,
-            length=item.length,
-            seal="zip" if item.is_plain and not is_tensors_only else "none",
-        )
-        for item in items
-    ]
+def _check(folder: str, metadata: Metadata, sizes: Mapping[str, int]) -> bool:
+    try:
+        check_files(metadata, sizes)
+    except Broken as error:
+        raise Broken(f"{folder}: {error}") from None
+    return True
+
+
+def _piece(folder: str, entry: Entry) -> Piece:
+    is_zip = entry.is_plain and not entry.path.endswith(".safetensors")
+    return Piece(
+        path=f"{folder}/{entry.path}", offset=entry.offset, length=entry.length, seal="zip" if is_zip else "none"
+    )
