@@ -1,4 +1,4 @@
-"""`supervisor plan`: how often to save, before anything has run."""
+"""`supervisor plan`: how often to save, before anything has run, or as a run has measured it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,60 @@ import dataclasses
 
 import click
 
-from supervisor.cli.options import json_option
+from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
+from supervisor.cli.options import config_option, json_option, now
+from supervisor.config import Settings
 from supervisor.core.reliability import SavePlan, plan_saves
 from supervisor.reports.table import render_json
 
 
 @click.command()
-@click.option("--gpus", type=int, required=True, help="GPUs of the whole training.")
-@click.option("--save-s", type=float, required=True, help="Seconds that one save blocks the training.")
-@click.option("--restart-s", type=float, required=True, help="Seconds from a failure to the first new step.")
+@click.option("--gpus", type=int, help="GPUs of the whole training.")
+@click.option("--save-s", type=float, help="Seconds that one save blocks the training.")
+@click.option("--restart-s", type=float, help="Seconds from a failure to the first new step.")
+@click.option("--run", metavar="RUN", help="In their place: a run, with what it has measured and its own failures.")
 @json_option
-def plan(*, gpus: int, save_s: float, restart_s: float, as_json: bool) -> None:
+@config_option
+def plan(
+    *,
+    gpus: int | None,
+    save_s: float | None,
+    restart_s: float | None,
+    run: str | None,
+    as_json: bool,
+    settings: Settings,
+) -> None:
     """How often to save, and what failures will cost.
 
     Young's formula, with the rate at which Llama 3's training was interrupted: 419 unexpected interruptions in 54 days
-    on 16,384 GPUs. `supervisor status` shows the rate of your own runs once they have one.
+    on 16,384 GPUs. With --run: the interval that the service works out for that run, by Daly's formula, from the cost
+    of its saves and its own failures.
     """
+    if run is not None:
+        _show_run(settings, run, as_json=as_json)
+        return
+    missing = [f"'--{name}'" for name, v in (("gpus", gpus), ("save-s", save_s), ("restart-s", restart_s)) if v is None]
+    if gpus is None or save_s is None or restart_s is None:
+        raise click.UsageError(f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
     answer = plan_saves(gpus, save_s, restart_s)
     click.echo(render_json(_as_json(answer)) if as_json else _words(answer))
+
+
+def _show_run(settings: Settings, name: str, *, as_json: bool) -> None:
+    from supervisor.core.interval import judge_interval
+    from supervisor.reports.saves import interval_as_json, judge_saves, save_lines
+    from supervisor.store import Store
+
+    with Store.open_readonly(settings.ledger.path) as store, store.reading():
+        run, attempts = store.load_run(name), store.load_attempts(name)
+    if run is None:
+        raise CommandError(f'there is no run "{name}"; `supervisor status` lists them', EXIT_BAD_INPUT)
+    at = now()
+    if as_json:
+        click.echo(render_json({"run": name, **interval_as_json(judge_interval(run.spec, attempts, at))}))
+        return
+    for line in save_lines(judge_saves(run, attempts, (), at, step=None), at):
+        click.echo(line)
 
 
 def _as_json(answer: SavePlan) -> dict[str, object]:

@@ -11,7 +11,15 @@ from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.cli.options import config_option, json_option, now
 from supervisor.config import Settings
-from supervisor.reports.status import Status, daemon_line, find_log_of, read_status, status_as_json, status_table
+from supervisor.reports.status import (
+    Status,
+    daemon_line,
+    find_log_of,
+    find_saves_of,
+    read_status,
+    status_as_json,
+    status_table,
+)
 from supervisor.reports.table import print_table, render_json
 from supervisor.store import Store
 
@@ -53,6 +61,14 @@ def _read(settings: Settings, run: str | None) -> Status:
     return report
 
 
+def _show_saves(report: Status) -> None:
+    from supervisor.reports.saves import save_lines
+
+    click.echo()
+    for line in save_lines(find_saves_of(report.runs[0], report.now), report.now):
+        click.echo(line)
+
+
 def _show(report: Status, *, as_json: bool, is_compact: bool = False, has_log: bool = False) -> None:
     if as_json:
         click.echo(render_json(status_as_json(report), is_compact=is_compact))
@@ -61,6 +77,8 @@ def _show(report: Status, *, as_json: bool, is_compact: bool = False, has_log: b
     if report.runs:
         click.echo()
         print_table(status_table(report))
+        if has_log and report.runs[0].attempt is not None:
+            _show_saves(report)
         if has_log and (log := find_log_of(report.runs[0])) is not None:
             click.echo(f"\nlog of the newest attempt: {log}")
     else:

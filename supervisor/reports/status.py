@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supervisor.core.reliability import Mtbf, ettr, run_mtbf
 from supervisor.model import UNREPORTED, Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run, RunState
 from supervisor.reports.liveness import Liveness
 from supervisor.reports.table import Table, duration, instant, number, one_line
 from supervisor.store import DaemonRow, Store
+
+if TYPE_CHECKING:
+    from supervisor.reports.saves import SaveStatus
 
 _REASON_CHARS = 320
 BUSY_S = 30.0  # a daemon that takes connections and showed a sign of life this lately is busy, not frozen
@@ -32,6 +35,8 @@ class RunStatus:
     reason: str = ""  # why it is in this state, in a sentence
     next_start_at: datetime | None = None  # the end of a back-off
     ahead: Attempt | None = None  # queued behind the running one
+    attempts: tuple[Attempt, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +83,20 @@ def judge_run(
     last = max(attempts, key=lambda a: a.number, default=None)
     state = state_word(run, last)
     next_at = _judge_wait(run, attempts, checkpoints, now) if state == "recovering" else None
+    step = _step(last, checkpoints)
     return RunStatus(
         run=run,
         state=state,
         attempt=last,
-        step=_step(last, checkpoints),
+        step=step,
         verified_step=max((c.step for c in checkpoints if c.state is CheckpointState.VERIFIED), default=None),
         interruptions=sum(1 for interruption in interruptions if not interruption.is_planned),
         mtbf=run_mtbf(attempts, interruptions, now),
         ettr=ettr(attempts, now, is_script=run.script is not None),
         reason=_judge_reason(run, state, attempts, next_at),
         next_start_at=next_at,
+        attempts=tuple(attempts),
+        checkpoints=tuple(checkpoints),
     )
 
 
@@ -123,9 +131,16 @@ def _step(last: Attempt | None, checkpoints: Sequence[Checkpoint]) -> int | None
 
 
 def _is_kept(checkpoint: Checkpoint) -> bool:
-    """Verified; or whole, of a layout that may have nothing better to offer."""
+    """As supervisor.core.saves has it, which a table of all runs does without."""
     is_foreign = bool(checkpoint.stamp)
     return checkpoint.state is CheckpointState.VERIFIED or (is_foreign and checkpoint.state is CheckpointState.COMPLETE)
+
+
+def find_saves_of(status: RunStatus, now: datetime) -> SaveStatus:
+    """How often the run saves, what that rests on, and what would be lost now."""
+    from supervisor.reports.saves import judge_saves  # and what it needs; a table of all runs does not
+
+    return judge_saves(status.run, status.attempts, status.checkpoints, now, step=status.step)
 
 
 def _judge_wait(
@@ -162,7 +177,7 @@ def _judge_reason(run: Run, state: str, attempts: Sequence[Attempt], next_at: da
 
 def status_as_json(status: Status) -> dict[str, Any]:
     """The report of `supervisor status --json`."""
-    return {"daemon": _daemon_as_json(status), "runs": [_run_as_json(run) for run in status.runs]}
+    return {"daemon": _daemon_as_json(status), "runs": [_run_as_json(run, status.now) for run in status.runs]}
 
 
 def is_running(status: Status) -> bool:
@@ -200,7 +215,10 @@ def _slurm_word(status: Status) -> str:
     return "not answering" if "does not answer" in status.daemon.summary else "answering"
 
 
-def _run_as_json(status: RunStatus) -> dict[str, Any]:
+def _run_as_json(status: RunStatus, now: datetime) -> dict[str, Any]:
+    from supervisor.reports.saves import saves_as_json
+
+    saves = find_saves_of(status, now)
     run, last, mtbf = status.run, status.attempt, status.mtbf
     return {
         "run": run.name,
@@ -214,6 +232,8 @@ def _run_as_json(status: RunStatus) -> dict[str, Any]:
         "step": status.step,
         "final_step": run.final_step,
         "verified_step": status.verified_step,
+        "steps_at_risk": saves.at_risk,
+        "saves": saves_as_json(saves),
         "interruptions": status.interruptions,
         "mtbf_h": mtbf.mtbf_h if mtbf else None,
         "mtbf_low_h": mtbf.low_h if mtbf else None,

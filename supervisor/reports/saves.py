@@ -1,0 +1,116 @@
+"""What `supervisor status` says of a run's saves: how often, what that rests on, what would be lost now. Read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from supervisor.core.interval import Interval, first_every_s, judge_interval
+from supervisor.core.saves import newest_kept, steps_at_risk
+from supervisor.model import Attempt, Checkpoint, CheckpointState, Run
+from supervisor.reports.table import duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStatus:
+    """The saves of one run now."""
+
+    every_s: float  # as the training was last told
+    is_fixed: bool
+    interval: Interval | None  # None: no save was measured yet
+    newest: Checkpoint | None  # that a restart may be sure of
+    at_risk: int | None  # steps that would be done again
+    failures: int = 0  # failed saves in a row
+    error: str = ""
+    suspect: int = 0  # checkpoints that are not believed since the loss went wrong
+
+
+def judge_saves(
+    run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], now: datetime, *, step: int | None
+) -> SaveStatus:
+    """What the ledger knows of the saves; `step`: the newest one that the run is known to have made."""
+    spec, last = run.spec.checkpoint, max(attempts, key=lambda a: a.number, default=None)
+    told_s = last.checkpoint_every_s if last is not None else 0.0
+    is_live = last is not None and not last.is_over
+    return SaveStatus(
+        every_s=told_s or first_every_s(spec),
+        is_fixed=spec.interval == "fixed",
+        interval=judge_interval(run.spec, attempts, now),
+        newest=newest_kept(checkpoints),
+        at_risk=steps_at_risk(last, checkpoints, step=step) if is_live else None,
+        failures=last.save_failures if last is not None and is_live else 0,
+        error=last.save_error if last is not None and is_live else "",
+        suspect=sum(1 for c in checkpoints if c.state is CheckpointState.SUSPECT),
+    )
+
+
+def saves_as_json(saves: SaveStatus) -> dict[str, Any]:
+    """The part "saves" of a run in `supervisor status --json`; seconds, and shares of all time from 0 to 1."""
+    return {
+        "every_s": saves.every_s,
+        "fixed": saves.is_fixed,
+        "failures": saves.failures,
+        "error": saves.error or None,
+        "suspect": saves.suspect,
+        **interval_as_json(saves.interval),
+    }
+
+
+def interval_as_json(interval: Interval | None) -> dict[str, Any]:
+    """The interval that the formula gives, what it rests on and what it costs; None each before it was measured."""
+    loss = interval.loss if interval else None
+    return {
+        "chosen_s": interval.every_s if interval else None,
+        "best_s": interval.best_s if interval else None,
+        "bound": (interval.bound or None) if interval else None,
+        "blocking_s": interval.costs.save_s if interval else None,
+        "durable_s": interval.costs.durable_s if interval else None,
+        "restart_s": interval.costs.restart_s if interval else None,
+        "mtbf_h": interval.rate.mtbf_s / 3600 if interval else None,
+        "failures_seen": interval.rate.failures if interval else None,
+        "prior_share": interval.rate.prior_share if interval else None,
+        "loss": loss.total if loss else None,
+        "loss_saving": loss.saving if loss else None,
+        "loss_repeated": loss.repeated if loss else None,
+        "loss_restarts": loss.restarts if loss else None,
+    }
+
+
+def save_lines(saves: SaveStatus, now: datetime) -> tuple[str, ...]:
+    """For people: what `supervisor status RUN` shows below its table."""
+    return (*_interval_lines(saves), *_risk_lines(saves, now))
+
+
+def _interval_lines(saves: SaveStatus) -> tuple[str, ...]:
+    how = "fixed by the run file" if saves.is_fixed else "chosen by the service"
+    if saves.interval is None:
+        return (f"saves: every {duration(saves.every_s)} ({how}; what a save costs was not measured yet)",)
+    loss, costs, rate = saves.interval.loss, saves.interval.costs, saves.interval.rate
+    bound = f", {saves.interval.bound}" if saves.interval.bound and not saves.is_fixed else ""
+    better = f"; least would be lost with {duration(saves.interval.best_s)}" if saves.is_fixed else ""
+    every = f"saves: every {duration(saves.every_s)} ({how}{bound}{better})"
+    parts = f"saving {loss.saving:.2%}, work done again {loss.repeated:.2%}, restarts {loss.restarts:.2%}"
+    return (
+        f"{every}; a save blocks for {costs.save_s:.3g} s and is durable after {costs.durable_s:.3g} s",
+        f"  expected loss {loss.total:.2%}: {parts} ({duration(costs.restart_s)} each)",
+        f"  a failure every {duration(rate.mtbf_s)}: {rate.basis}",
+    )
+
+
+def _risk_lines(saves: SaveStatus, now: datetime) -> tuple[str, ...]:
+    lines = []
+    if saves.at_risk is not None:
+        newest = saves.newest
+        age = (
+            f"step {newest.step}, seen {duration((now - newest.first_seen_at).total_seconds())} ago"
+            if newest
+            else "none"
+        )
+        lines.append(f"steps at risk: {saves.at_risk}; newest verified checkpoint: {age}")
+    if saves.failures:
+        lines.append(f"saves fail, {saves.failures} in a row: {saves.error}")
+    if saves.suspect:
+        lines.append(f"suspect checkpoints, made when the loss had gone wrong and never resumed from: {saves.suspect}")
+    return tuple(lines)
