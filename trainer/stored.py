@@ -37,6 +37,7 @@ from trainer.contract import (
 )
 
 CHUNK_BYTES = 4 * 1024 * 1024
+METADATA_NAME = ".metadata"  # of torch.distributed.checkpoint
 STALE_RETRIES = 3
 STALE_WAIT_S = 0.2
 
@@ -318,3 +319,11 @@ def remove_checkpoint(path: Path) -> None:
             (path / name).unlink()
     with suppress(FileNotFoundError):
         shutil.rmtree(path)
+
+
+def writer_rank(file: str) -> int | None:
+    """The rank that wrote a file of a checkpoint, by its name; None for a name that is not one of ours."""
+    if file == METADATA_NAME:
+        return 0
+    rank = file.removeprefix("__").partition("_")[0]
+    return int(rank) if file.startswith("__") and rank.isascii() and rank.isdecimal() else None

@@ -1,0 +1,300 @@
+"""How verified checkpoints get to object storage: what is copied next, by which node, and what goes there.
+
+Node 0 leads: it looks for the newest verified checkpoint that is not there yet and names it in `uploading.json`, which
+is a lease: nothing is pruned under it. Every node copies the files of its own ranks, from its own disk where they are,
+and says so in its UploadReport; when all have, node 0 puts the manifest there and writes OBJECT.json. Whoever starts
+anew goes on from these files. Storage that is away costs one warning; only the newest checkpoint waits for it.
+trainer.mover runs it beside the training.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from trainer.bandwidth import ByteBudget
+from trainer.contract import (
+    MANIFEST_NAME,
+    OBJECT_NAME,
+    ContractError,
+    Manifest,
+    ManifestFile,
+    ObjectRecord,
+    ReadLease,
+    RunPaths,
+    UploadReport,
+    parse,
+    parse_checkpoint_name,
+    write_json,
+)
+from trainer.leases import hold_lease
+from trainer.objects import ObjectStorageFailed, ObjectTier
+from trainer.stored import (
+    CheckpointRejected,
+    Found,
+    checksum_bytes,
+    find_checkpoints,
+    parse_manifest,
+    read_manifest_bytes,
+    share_files,
+    writer_rank,
+)
+from trainer.tiers import KEEP_AT_LEAST, LocalTier
+
+log = logging.getLogger("trainer.uploads")
+
+POLL_S = 5.0
+FIRST_WAIT_S = 1.0
+LONGEST_WAIT_S = 300.0
+OTHERS_WITHIN_S = 600.0  # without a sign of the other nodes for so long, their part is given up for now
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverPlace:
+    """Whose checkpoints a mover copies, and where to."""
+
+    run_dir: str
+    run: str
+    attempt: int
+    node: int
+    nodes: int
+    world: int
+    node_size: int
+    object_url: str  # the run's folder is made below it
+    bytes_per_s: float = 0.0
+    keep_last: int = 3
+    local_dir: str = ""
+    poll_s: float = POLL_S
+    first_wait_s: float = FIRST_WAIT_S
+
+    @property
+    def url(self) -> str:
+        return f"{self.object_url.rstrip('/')}/{self.run}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One checkpoint to copy: its folder, its manifest, and which of its files are this node's."""
+
+    path: Path
+    data: bytes
+    manifest: Manifest
+    mine: tuple[ManifestFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+# ---------------------------------------------------------------- decisions
+
+
+def _history(name: str) -> tuple[int, int]:
+    step, attempt = parse_checkpoint_name(name) or (0, 0)
+    return attempt, step  # an attempt that was sent back to an earlier step is newer all the same
+
+
+def choose_pending(found: Iterable[Found], uploaded: Iterable[str], *, attempt: int) -> list[str]:
+    """Verified checkpoints that are newer than all that were uploaded, the newest first: that one is copied next.
+
+    An older one is not made up for: by the time that it is there, it is of no use.
+    """
+    newest = max((_history(name) for name in uploaded), default=(-1, -1))
+    names = [f.path.name for f in found if f.is_verified and f.attempt <= attempt]
+    return sorted((name for name in names if _history(name) > newest), key=_history, reverse=True)
+
+
+def choose_expired(there: dict[str, bool], *, keep_last: int, attempt: int) -> list[str]:
+    """What may go in object storage: all that is older than the newest whole ones, of which at least two stay.
+
+    `there`: names, and whether each has its manifest.
+    """
+    whole = sorted((name for name, is_whole in there.items() if is_whole), key=_history)
+    keep = max(keep_last, KEEP_AT_LEAST)
+    if len(whole) < keep:
+        return []
+    oldest = _history(whole[-keep])
+    return sorted(name for name in there if _history(name) < oldest and _history(name)[0] <= attempt)
+
+
+def choose_part(manifest: Manifest, place: MoverPlace) -> tuple[ManifestFile, ...]:
+    """The files that this node copies: those of its own ranks; of an attempt of another size, its share."""
+    ranks = [writer_rank(file.path) for file in manifest.files]
+    if manifest.attempt != place.attempt or manifest.world_size != place.world or None in ranks:
+        return tuple(share_files(manifest.files, place.nodes)[place.node])
+    nodes = [min((rank or 0) // place.node_size, place.nodes - 1) for rank in ranks]
+    return tuple(file for file, node in zip(manifest.files, nodes, strict=True) if node == place.node)
+
+
+# ---------------------------------------------------------------- the work
+
+
+class Mover:
+    """One node's copying. `step` does what is to be done now and returns the seconds until the next call."""
+
+    def __init__(
+        self,
+        place: MoverPlace,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._place = place
+        self._paths = RunPaths(Path(place.run_dir))
+        self._local = LocalTier(Path(place.local_dir) / place.run) if place.local_dir else None
+        self._wall, self._clock, self._wait = wall, clock, wait
+        self._tier: ObjectTier | None = None
+        self._report = UploadReport(attempt=place.attempt, node=place.node, time=0.0)
+        self._bad: set[str] = set()  # names of checkpoints that are not what their manifests say
+
+    def step(self) -> float:
+        """Copy what is to be copied next; never raises for what storage, files or records are like."""
+        before = self._report
+        try:
+            self._lead() if self._place.node == 0 else self._follow()
+        except (ObjectStorageFailed, CheckpointRejected, OSError) as error:
+            return self._failed(error)
+        if before.failures:
+            log.warning("object storage: working again after %d failed tries", before.failures)
+        if self._report.failures:
+            self._tell(failures=0, error="")
+        return self._place.poll_s * random.uniform(0.8, 1.2)
+
+    def _failed(self, error: Exception) -> float:
+        failures = self._report.failures + 1
+        if failures == 1:
+            log.warning("object storage: %s (training goes on, the newest checkpoint is tried again)", error)
+        self._tier = None
+        self._tell(failures=failures, error=str(error)[:2000])
+        wait_s = min(LONGEST_WAIT_S, self._place.first_wait_s * 2.0 ** min(failures - 1, 20))
+        return wait_s * random.uniform(0.8, 1.2)
+
+    def is_done(self) -> bool:
+        """True when the newest verified checkpoint is in object storage."""
+        return not self._pending()
+
+    def _lead(self) -> None:
+        pending = self._pending()
+        if not pending:
+            return
+        name = pending[0]
+        with hold_lease(self._paths.upload_lease(self._place.attempt), attempt=self._place.attempt, names=[name]):
+            job = self._open(name)
+            if job is None:
+                return
+            self._tell(checkpoint=name, is_done=False, pending=len(pending))
+            self._copy(job)
+            self._await_others(name)
+            self._tiers().put_manifest(name, job.data)
+        self._note(job)
+        self._tell(uploaded=name, pending=0)
+        log.info("checkpoint %s is in object storage", name)
+        there = self._tiers().names()
+        for old in choose_expired(there, keep_last=self._place.keep_last, attempt=self._place.attempt):
+            self._tiers().remove(old)
+
+    def _follow(self) -> None:
+        lease = _read(ReadLease, self._paths.upload_lease(self._place.attempt))
+        name = lease.checkpoints[0] if lease is not None and lease.checkpoints else ""
+        if not name or parse_checkpoint_name(name) is None:
+            return
+        if (self._report.checkpoint, self._report.is_done) == (name, True):
+            return
+        job = self._open(name)
+        if job is not None:
+            self._tell(checkpoint=name, is_done=False)
+            self._copy(job)
+
+    def _pending(self) -> list[str]:
+        found = [f for f in find_checkpoints(self._paths.checkpoints()) if f.path.name not in self._bad]
+        uploaded = [f.path.name for f in found if self._is_noted(f.path)]
+        if self._report.uploaded:
+            uploaded.append(self._report.uploaded)
+        return choose_pending(found, uploaded, attempt=self._place.attempt)
+
+    def _is_noted(self, path: Path) -> bool:
+        record = _read(ObjectRecord, path / OBJECT_NAME)
+        return record is not None and record.url == f"{self._place.url}/{path.name}"
+
+    def _open(self, name: str) -> Job | None:
+        """The checkpoint as it is now; None when it is gone: what was pruned needs no copy."""
+        path = self._paths.checkpoints() / name
+        if not (path / MANIFEST_NAME).exists():
+            return None
+        data = read_manifest_bytes(path)
+        manifest = parse_manifest(path, data)
+        return Job(path=path, data=data, manifest=manifest, mine=choose_part(manifest, self._place))
+
+    def _copy(self, job: Job) -> None:
+        for file in job.mine:
+            self._copy_file(job, file)
+            self._tell(bytes_sent=self._report.bytes_sent + file.size_bytes)
+        self._tell(is_done=True)
+
+    def _copy_file(self, job: Job, file: ManifestFile) -> None:
+        local = self._local
+        if local is not None and local.has(job.name, file):
+            try:
+                self._tiers().put_file(job.name, file, local.path(job.name) / file.path)
+            except (CheckpointRejected, OSError) as error:
+                log.warning("%s; taking it from the shared file system", error)
+                local.drop(job.name, file.path)
+            else:
+                return
+        try:
+            self._tiers().put_file(job.name, file, job.path / file.path)
+        except CheckpointRejected:
+            self._bad.add(job.name)  # the service finds it too, when it is to be resumed from
+            raise
+
+    def _await_others(self, name: str) -> None:
+        missing = set(range(1, self._place.nodes))
+        until = self._clock() + OTHERS_WITHIN_S
+        while missing:
+            for node in sorted(missing):
+                report = _read(UploadReport, self._paths.upload_report(self._place.attempt, node))
+                if report is not None and (report.checkpoint, report.is_done) == (name, True):
+                    missing.discard(node)
+                    until = self._clock() + OTHERS_WITHIN_S
+            if missing and self._clock() >= until:
+                raise ObjectStorageFailed(f"{name}: nodes {sorted(missing)} have not copied their part")
+            if missing:
+                self._wait(min(1.0, self._place.poll_s))
+
+    def _tiers(self) -> ObjectTier:
+        if self._tier is None:
+            self._tier = ObjectTier(self._place.url, budget=ByteBudget(self._place.bytes_per_s))
+        return self._tier
+
+    def _note(self, job: Job) -> None:
+        record = ObjectRecord(
+            attempt=job.manifest.attempt,
+            step=job.manifest.step,
+            url=f"{self._place.url}/{job.name}",
+            manifest_xxh3_128=checksum_bytes(job.data),
+            size_bytes=sum(file.size_bytes for file in job.manifest.files),
+            time=self._wall(),
+        )
+        if job.path.is_dir():  # else it was removed meanwhile: no folder is made for the record alone
+            write_json(job.path / OBJECT_NAME, record)
+
+    def _tell(self, **changes: object) -> None:
+        self._report = replace(self._report, **changes, time=self._wall())  # type: ignore[arg-type]
+        with suppress(OSError):
+            write_json(self._paths.upload_report(self._place.attempt, self._place.node), self._report)
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    try:
+        return parse(kind, path.read_bytes())
+    except (OSError, ContractError):
+        return None
