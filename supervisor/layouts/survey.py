@@ -223,10 +223,7 @@ class _Look:
         tree = self._memory.partial.setdefault(candidate.name, Tree(self._folder))
         tree.renew(self._folder, self._until)
         try:
-            _refuse_marked(self._names, candidate.name)
-            found = self._layout.inspect(tree, candidate)
-            entries = {name: tree.file(name) for name in found.files}
-            _refuse_older_mark(found, entries)
+            found, entries = inspect_candidate(tree, self._layout, candidate, self._names)
         except Broken as error:
             del self._memory.partial[candidate.name]
             detail = _printable(str(error))[:500]
@@ -234,6 +231,17 @@ class _Look:
         del self._memory.partial[candidate.name]
         view = describe(found, entries, path)
         return view, found.files, found.has_end_mark
+
+
+def inspect_candidate(
+    tree: Tree, layout: Layout, candidate: Candidate, names: Collection[str]
+) -> tuple[Found, Mapping[str, Entry]]:
+    """What a layout makes of one name, with its files; `names`: all of the folder. Raises Broken, OSError."""
+    _refuse_marked(names, candidate.name)
+    found = layout.inspect(tree, candidate)
+    entries = {name: tree.file(name) for name in found.files}
+    _refuse_older_mark(found, entries)
+    return found, entries
 
 
 def _refuse_marked(names: Collection[str], name: str) -> None:
