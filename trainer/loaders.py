@@ -14,8 +14,12 @@ No torch is imported here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, Self, TypeVar
+
+import xxhash
 
 from trainer.contract import SampleRange
 from trainer.data import DataChanged, SampleOrder, Share, merge_ranges
@@ -136,7 +140,9 @@ class GlobalBatches:
     def _follow(self, loader: Iterable[Item]) -> Iterator[Item]:
         while True:
             changes = self._changes
-            for item in loader:
+            with _random_apart(f"{self._order.seed}/{self._position}"):
+                items = iter(loader)
+            for item in items:
                 if changes != self._changes:  # another checkpoint was loaded meanwhile: fetched from the old position
                     break
                 self.next()
@@ -200,10 +206,12 @@ class PerRankData(Generic[Item]):
     the loader, its sampler and its data set is called where there is one) and resumes in the middle of one.
 
     `samples_per_item`: what one item of every rank together is: the global batch for a `StatefulDataLoader`; the
-    number of ranks for an iterable of single samples. `replay`: resume by drawing again, from the beginning of the
-    epoch, what was drawn of it, instead of by the loader's state: slow, and exact also where the state is not, as with
-    the shuffle buffers of Hugging Face's `datasets`, whose content is lost on a resume. The loader's order must then
-    depend on the epoch alone.
+    number of ranks for an iterable of single samples. `seed`: of what the loader draws at the beginning of an epoch
+    (shuffling, the seeds of its worker processes), which thereby depends on the epoch alone.
+
+    `replay`: resume by drawing again, from the beginning of the epoch, what was drawn of it, instead of by the loader's
+    state: slow, and exact also where the state is not, as with the shuffle buffers of Hugging Face's `datasets`, whose
+    content is lost on a resume. The loader's order must depend on the epoch alone then.
     """
 
     is_elastic = False
@@ -215,13 +223,14 @@ class PerRankData(Generic[Item]):
         rank: int,
         world: int,
         samples_per_item: int,
+        seed: int = 0,
         replay: bool = False,
     ) -> None:
         if samples_per_item < 1:
             raise ValueError(f"an item of {samples_per_item} samples")
         self._source, self._rank, self._world = source, rank, world
         self._per_item = samples_per_item
-        self._replay = replay
+        self._seed, self._replay = seed, replay
         self._skipped: tuple[SampleRange, ...] = ()
         self._position = self._epoch = self._drawn = 0
         self._items: Iterator[Item] | None = None
@@ -249,6 +258,9 @@ class PerRankData(Generic[Item]):
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's state: the loader's own, as it is, and what it counts for."""
+        return {**self._counts(), "source": {} if self._replay else self._source.state_dict()}
+
+    def _counts(self) -> dict[str, Any]:
         return {
             "kind": "per rank",
             "rank": self._rank,
@@ -259,7 +271,6 @@ class PerRankData(Generic[Item]):
             "samples_per_item": self._per_item,
             "skipped": [[part.first, part.end] for part in self._skipped],
             "replay": self._replay,
-            "source": {} if self._replay else self._source.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
@@ -267,17 +278,17 @@ class PerRankData(Generic[Item]):
 
         Raises `DataChanged` for the state of another rank, of other data, or of another way to resume.
         """
-        mine = self.state_dict()
+        mine = self._counts()  # asking torchdata's loader for its state begins an epoch
         if state.get("kind") == mine["kind"] and state.get("world") != self._world:
             raise DataNotElastic(int(state["world"]), self._world)
         _refuse_other(state, mine, ("kind", "rank", "samples_per_item", "replay"))
         self._position, self._epoch = int(state["position"]), int(state["epoch"])
         self.skip(_to_ranges(state["skipped"]))
         self._items, self._drawn = None, 0
-        _set_epoch(self._source, self._epoch)
         if self._replay:
             self._draw_again(int(state["drawn"]))
         else:
+            self._tell_epoch()
             self._source.load_state_dict(state["source"])
             self._drawn = int(state["drawn"])
 
@@ -290,9 +301,7 @@ class PerRankData(Generic[Item]):
 
     def _draw(self) -> Item:
         if self._items is None:
-            if not self._drawn:
-                _set_epoch(self._source, self._epoch)
-            self._items = iter(self._source)
+            self._items = self._begin()
         for item in self._items:
             self._drawn += 1
             return item
@@ -302,21 +311,52 @@ class PerRankData(Generic[Item]):
         return self._draw()
 
     def _draw_again(self, count: int) -> None:
-        self._items = iter(self._source)
+        self._items = self._begin()
         for _ in range(count):
             if next(self._items, self) is self:
                 raise DataChanged(f"epoch {self._epoch} has fewer than the {count} items that were drawn of it before")
             self._drawn += 1
 
+    def _begin(self) -> Iterator[Item]:
+        """An iteration over the loader: a whole epoch, or what is left of one after `load_state_dict`."""
+        self._tell_epoch()
+        with _random_apart(f"{self._seed}/{self._epoch}"):
+            return iter(self._source)
 
-def _set_epoch(source: object, epoch: int) -> None:
-    """Tell an epoch to whatever shuffles by it.
+    def _tell_epoch(self) -> None:
+        """Tell the epoch to whatever shuffles by it.
 
-    Hugging Face's data sets also go by it to know that a loaded state is used up: without a new number every epoch
-    after a resume would begin in the middle.
+        Hugging Face's data sets also go by it to know that a loaded state is used up: without a new number every epoch
+        after a resume would begin in the middle. A generator is seeded anew, because torchdata (0.11) does not bring
+        it back to where it was without worker processes, and the epochs after a resume would be other ones.
+        """
+        for part in (self._source, *(getattr(self._source, name, None) for name in ("sampler", "dataset"))):
+            set_epoch = getattr(part, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self._epoch)
+        generator = getattr(self._source, "generator", None)
+        if generator is not None:
+            generator.manual_seed(_to_seed(f"{self._seed}/{self._epoch}"))
+
+
+@contextmanager
+def _random_apart(key: str) -> Iterator[None]:
+    """Let torch's loaders draw their seeds from a generator of their own in here.
+
+    They draw from the one that dropout draws from, once an iteration: a resumed run begins one more than the run that
+    was not interrupted, and would draw other numbers from there on.
     """
-    parts = (source, *(getattr(source, name, None) for name in ("sampler", "dataset")))
-    for part in parts:
-        set_epoch = getattr(part, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
+    torch = sys.modules.get("torch")
+    if torch is None:  # then nothing of it draws
+        yield
+        return
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(_to_seed(key))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _to_seed(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode()) >> 1
