@@ -57,7 +57,8 @@ class Block(nn.Module):
         q, k, v = parts.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
-        return x + self.down(functional.gelu(self.up(self.norm_2(x))))
+        added: torch.Tensor = self.down(functional.gelu(self.up(self.norm_2(x))))
+        return x + added
 
 
 class Gpt(nn.Module):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,20 @@ from bench.stage import BenchFailed
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo"])
+_SHOWN_CHARS = 3000
 
-Work = Callable[..., Any]
 
-
-def run_ranks(world: int, folder: Path, work: Work, *arguments: Any, within_s: float = 600) -> Any:
+def run_ranks(world: int, folder: Path, work: str, *arguments: Any, within_s: float = 300) -> Any:
     """What rank 0's `work(folder, *arguments)` returned; all ranks call it, joined in a gloo group.
 
+    `work` is "PART:FUNCTION" of the module bench.checkpoint_PART: this process needs no torch to name it.
     Raises BenchFailed when a rank fails or they are not done in time; no rank outlives the call.
     """
-    answer, port = folder / "answer.json", _free_port()
+    answer, errors, port = folder / "answer.json", folder / "errors.txt", _free_port()
     answer.unlink(missing_ok=True)
+    errors.write_text("")
     ranks = [
-        _CONTEXT.Process(target=_run_rank, args=(rank, world, port, answer, work, (folder, *arguments)))
+        _CONTEXT.Process(target=_run_rank, args=(rank, world, port, answer, errors, work, (folder, *arguments)))
         for rank in range(world)
     ]
     deadline = time.monotonic() + within_s
@@ -44,19 +45,25 @@ def run_ranks(world: int, folder: Path, work: Work, *arguments: Any, within_s: f
             rank.join()
     codes = [rank.exitcode for rank in ranks]
     if any(codes):
-        raise BenchFailed(f"{work.__name__} on {world} ranks ended with {codes}")
+        said = errors.read_text(errors="replace")[-_SHOWN_CHARS:]
+        raise BenchFailed(f"{work} on {world} ranks ended with {codes}; the end of what they said:\n{said}")
     return json.loads(answer.read_text())
 
 
-def _run_rank(rank: int, world: int, port: int, answer: Path, work: Work, arguments: tuple[Any, ...]) -> None:
+def _run_rank(
+    rank: int, world: int, port: int, answer: Path, errors: Path, work: str, arguments: tuple[Any, ...]
+) -> None:
+    # DCP's process tells each of its saves in several lines; they are shown when something fails.
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    found = work(*arguments)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    part, _, function = work.partition(":")
+    found = getattr(importlib.import_module(f"bench.checkpoint_{part}"), function)(*arguments)
     if rank == 0:
         answer.write_text(json.dumps(found))
     dist.barrier()

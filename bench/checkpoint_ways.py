@@ -28,6 +28,8 @@ class Way(Protocol):
 
     def begin(self, path: Path) -> None: ...
 
+    def is_done(self) -> bool: ...
+
     def finish(self) -> None: ...
 
     def close(self) -> None: ...
@@ -55,11 +57,14 @@ class Sync:
         self._path = path
         dcp_save(collect(self._training), storage_writer=FileSystemWriter(path))
 
+    def is_done(self) -> bool:
+        return True
+
     def finish(self) -> None:
         rank = dist.get_rank()
-        for name in sorted(os.listdir(self._path)):
-            if name.startswith(f"__{rank}_") or (rank == 0 and name == ".metadata"):
-                _fsync(self._path / name)
+        for file in sorted(self._path.iterdir()):
+            if file.name.startswith(f"__{rank}_") or (rank == 0 and file.name == ".metadata"):
+                _fsync(file)
         fsync_dir(self._path)
         if rank == 0:
             fsync_dir(self._path.parent)
@@ -79,6 +84,9 @@ class Memcpy:
         del path
         for copy, source in zip(self._copies, self._sources, strict=True):
             copy.copy_(source)
+
+    def is_done(self) -> bool:
+        return True
 
     def finish(self) -> None:
         pass
@@ -108,6 +116,9 @@ class Async:
         if isinstance(begun, AsyncSaveResponse):
             raise BenchFailed("async_save staged in the background, which this benchmark does not wait for")
         self._save = begun
+
+    def is_done(self) -> bool:
+        return self._save is None or self._save.done()
 
     def finish(self) -> None:
         if self._save is not None:
