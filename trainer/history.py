@@ -196,12 +196,16 @@ class Audit:
 
 
 def audit_samples(samples: Mapping[int, Sequence[int]], order: SampleOrder, global_batch: int) -> Audit:
-    """Compare samples by step (steps count from 1) with the order, from step 1 to the last one there is."""
+    """Compare samples by step (steps count from 1) with the order, from step 1 to the last one there is.
+
+    Positions that the order leaves out are no skipped samples.
+    """
     last = max(samples, default=0)
-    repeated = skipped = 0
+    position = repeated = skipped = 0
     wrong: list[int] = []
     for step in range(1, last + 1):
-        wanted = Counter(order.batch((step - 1) * global_batch, global_batch))
+        wanted = Counter(order.batch(position, global_batch))
+        position = order.after(position, global_batch)
         got = Counter(samples.get(step, ()))
         if got != wanted:
             wrong.append(step)

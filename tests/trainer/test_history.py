@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainer.contract import SampleRange
 from trainer.data import SampleOrder
 from trainer.history import StepLog, audit_samples, loss_path, read_history, read_step_log, samples_path
 
@@ -73,6 +74,13 @@ def test_repeated_and_skipped_samples_are_counted(tmp_path: Path) -> None:
 def test_a_missing_step_counts_as_skipped() -> None:
     audit = audit_samples({1: ORDER.batch(0, BATCH), 3: ORDER.batch(2 * BATCH, BATCH)}, ORDER, BATCH)
     assert (audit.steps, audit.skipped, audit.repeated) == (3, BATCH, 0)
+
+
+def test_positions_that_a_rollback_left_out_are_no_skipped_samples() -> None:
+    order = SampleOrder(size=40, seed=1, skip=(SampleRange(first=BATCH, end=3 * BATCH),))
+    samples = {1: ORDER.batch(0, BATCH), 2: ORDER.batch(3 * BATCH, BATCH)}
+    assert audit_samples(samples, order, BATCH).is_clean
+    assert not audit_samples(samples, ORDER, BATCH).is_clean
 
 
 def test_a_line_cut_off_by_a_crash_is_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
