@@ -1,0 +1,211 @@
+"""Write protection of another process's memory by userfaultfd, and the copy that is made behind it. Linux only.
+
+The rank makes the descriptor, hands it to its writer and closes its own: when the writer dies, the kernel lifts all
+protection. A write to a page that is still protected waits in the kernel until the page's chunk was copied and
+released; reads never wait. Only a descriptor of full mode will do, because also the kernel itself writes for the
+training (a recv() into a tensor); where the site does not allow one, states are copied at once instead.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import select
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = 4096
+CHUNK_BYTES = 4 * 1024 * 1024  # a multiple of huge pages, so that none is split; 4 MiB are copied in a millisecond
+
+_SYSCALLS = {"x86_64": 323, "aarch64": 282}
+_DEVICE = Path("/dev/userfaultfd")
+_DEVICE_NEW = 0xAA00
+_API, _API_IOCTL = 0xAA, 0xC018AA3F
+_REGISTER, _MODE_WP = 0xC020AA00, 2
+_WRITEPROTECT = 0xC018AA06
+_FEATURE_WP = 1
+_FEATURE_WP_UNPOPULATED = 1 << 13
+_MESSAGE = struct.Struct("<B7xQQ8x")
+_EVENT_PAGEFAULT = 0x12
+_MESSAGES_AT_ONCE = 64
+_PR_SET_PTRACER = 0x59616D61
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+_libc.process_vm_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.POINTER(_Vector),
+    ctypes.c_ulong,
+    ctypes.POINTER(_Vector),
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole pages of the rank's memory, and where their bytes go in the staging memory."""
+
+    address: int
+    size: int
+    offset: int
+
+
+# ---------------------------------------------------------------- the rank's side
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A userfaultfd of this process. `needs_pages`: pages that were never touched escape it and must be touched."""
+
+    fd: int
+    needs_pages: bool
+
+
+def open_descriptor() -> Descriptor:
+    """A new userfaultfd of full mode; raises OSError where the kernel or the site does not give one."""
+    for features in (_FEATURE_WP | _FEATURE_WP_UNPOPULATED, _FEATURE_WP):
+        fd = _create()
+        try:
+            fcntl.ioctl(fd, _API_IOCTL, struct.pack("<QQQ", _API, features, 0))
+        except OSError as error:
+            os.close(fd)
+            if error.errno != errno.EINVAL or features == _FEATURE_WP:
+                raise
+        else:
+            return Descriptor(fd, needs_pages=not features & _FEATURE_WP_UNPOPULATED)
+    raise OSError(errno.ENOSYS, "no write protection by userfaultfd")
+
+
+def _create() -> int:
+    number = _SYSCALLS.get(platform.machine())
+    if number is not None:
+        fd = int(_libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK))
+        if fd >= 0:
+            return fd
+    device = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)  # who may is the owner of this file's business
+    try:
+        return fcntl.ioctl(device, _DEVICE_NEW, os.O_CLOEXEC | os.O_NONBLOCK)
+    finally:
+        os.close(device)
+
+
+def allow_reading_by(pid: int) -> None:
+    """Let our writer read our memory where only debuggers of their own children may."""
+    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)  # fails where nothing restricts it
+
+
+def advise(address: int, size: int, advice: int) -> bool:
+    """madvise() for whole pages; False when the kernel declines."""
+    return bool(_libc.madvise(address, size, advice) == 0)
+
+
+# ---------------------------------------------------------------- the writer's side
+
+
+class Protector:
+    """Protects ranges of the memory of the process that made `fd`, which is `pid`. Its calls raise OSError."""
+
+    def __init__(self, fd: int, pid: int) -> None:
+        self._fd = fd
+        self._pid = pid
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def protect(self, ranges: Sequence[Range]) -> None:
+        """Writes to these ranges wait from now on; after an error none of them does."""
+        registered: list[Range] = []
+        try:
+            for part in ranges:
+                # Again for each save: a range that was freed and mapped anew in between has lost its registration.
+                fcntl.ioctl(self._fd, _REGISTER, struct.pack("<QQQQ", part.address, part.size, _MODE_WP, 0))
+                registered.append(part)
+                fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("<QQQ", part.address, part.size, 1))
+        except OSError:
+            self.release_all(registered)  # no others: they may be protected by someone else
+            raise
+
+    def release(self, address: int, size: int) -> None:
+        """Writes to this range go on, also those that wait."""
+        fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("<QQQ", address, size, 0))
+
+    def release_all(self, ranges: Sequence[Range]) -> None:
+        """As `release`, for all that can be released."""
+        for part in ranges:
+            try:
+                self.release(part.address, part.size)
+            except OSError:
+                continue  # never registered, or gone
+
+    def waiting(self, within_s: float = 0.0) -> list[int]:
+        """Addresses that someone waits to write to."""
+        if not self._poll.poll(within_s * 1000):
+            return []
+        try:
+            data = os.read(self._fd, _MESSAGE.size * _MESSAGES_AT_ONCE)
+        except BlockingIOError:
+            return []
+        return [address for event, _, address in _MESSAGE.iter_unpack(data) if event == _EVENT_PAGEFAULT]
+
+    def read(self, address: int, size: int, into: int) -> None:
+        """Copy bytes of the rank's memory to the address `into` of ours."""
+        while size:
+            local, remote = _Vector(into, size), _Vector(address, size)
+            done = int(_libc.process_vm_readv(self._pid, local, 1, remote, 1, 0))
+            if done <= 0:
+                number = ctypes.get_errno() if done < 0 else errno.EFAULT
+                raise OSError(number, f"the rank's memory: {os.strerror(number)}")
+            address, into, size = address + done, into + done, size - done
+
+
+def copy_behind(
+    protector: Protector, ranges: Sequence[Range], memory: int, is_cancelled: Callable[[], bool] = lambda: False
+) -> None:
+    """Copy protected ranges to the staging memory that begins at `memory`, and release each chunk after its copy.
+
+    Chunks that someone waits for come first. Whatever happens, nothing is protected afterwards, as long as the
+    kernel lets it be released.
+    """
+    chunks = sorted(split(ranges), key=lambda chunk: chunk.address)
+    begins = [chunk.address for chunk in chunks]
+    is_copied = bytearray(len(chunks))
+    urgent: deque[int] = deque()
+    next_at = 0
+    try:
+        while next_at < len(chunks) and not is_cancelled():
+            urgent.extend(bisect.bisect_right(begins, address) - 1 for address in protector.waiting())
+            at = urgent.popleft() if urgent else next_at
+            chunk = chunks[at]
+            if not is_copied[at]:
+                protector.read(chunk.address, chunk.size, memory + chunk.offset)
+                is_copied[at] = True
+                protector.release(chunk.address, chunk.size)
+            while next_at < len(chunks) and is_copied[next_at]:
+                next_at += 1
+    finally:
+        if next_at < len(chunks):
+            protector.release_all(ranges)
+
+
+def split(ranges: Sequence[Range]) -> Iterator[Range]:
+    """The ranges in chunks that end at multiples of CHUNK_BYTES."""
+    for part in ranges:
+        begin, end = part.address, part.address + part.size
+        while begin < end:
+            stop = min(end, (begin // CHUNK_BYTES + 1) * CHUNK_BYTES)
+            yield Range(begin, stop - begin, part.offset + begin - part.address)
+            begin = stop

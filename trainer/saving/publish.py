@@ -1,0 +1,122 @@
+"""What rank 0's writer does to the folders of checkpoints: make one, publish it, vouch for it, remove a failed one.
+
+In this order, so that a power cut at any moment leaves either nothing of a save or a part that nobody takes for whole:
+files durable, names durable, manifest, record of the reading back, hint, pruning.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.contract import MANIFEST_NAME, Manifest, ManifestFile, checkpoint_name, fsync_dir, write_bytes
+from trainer.manifest import seal_manifest
+from trainer.tiers import choose_prunable, find_checkpoints, publish_verification, remove_checkpoint
+
+log = logging.getLogger("trainer.saving.publish")
+
+LATEST_NAME = "latest"
+_DISCARD_TRIES = 20
+_DISCARD_WAIT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where one attempt publishes its checkpoints. `keep_last`: None where someone else prunes."""
+
+    checkpoints: Path
+    run: str
+    attempt: int
+    world: int
+    keep_last: int | None = None
+
+    def path(self, step: int) -> Path:
+        """The folder of one step."""
+        return self.checkpoints / checkpoint_name(step, self.attempt)
+
+
+def open_folder(destination: Destination, step: int) -> bool:
+    """Make the folder of a step, empty; True when a verified checkpoint of it is there already and stays.
+
+    Raises OSError.
+    """
+    path = destination.path(step)
+    known = {found.path: found for found in find_checkpoints(destination.checkpoints)}.get(path)
+    if known is not None and known.is_verified:
+        return True
+    remove_checkpoint(path)
+    path.mkdir(parents=True)
+    fsync_dir(path.parent)
+    return False
+
+
+def publish(destination: Destination, request: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> bytes:
+    """Write the manifest of a step whose files are all durable, and return its bytes. Raises OSError."""
+    path = destination.path(int(request["step"]))
+    data = seal_manifest(
+        Manifest(
+            run=destination.run,
+            attempt=destination.attempt,
+            step=int(request["step"]),
+            samples=int(request["samples"]),
+            tokens=request["tokens"],
+            is_elastic=bool(request["is_elastic"]),
+            libraries=dict(request["libraries"]),
+            world_size=destination.world,
+            time=time.time(),
+            files=tuple(sorted((ManifestFile(**file) for file in files), key=lambda file: file.path)),
+        )
+    )
+    fsync_dir(path)
+    write_bytes(path / MANIFEST_NAME, data)
+    return data
+
+
+def vouch(destination: Destination, request: Mapping[str, Any], bad_files: Iterable[str]) -> None:
+    """Record what reading back found; when all was good, point the hint here and prune. Raises OSError."""
+    path = destination.path(int(request["step"]))
+    bad = sorted(bad_files)
+    publish_verification(path, ok=not bad, bad_files=bad, now=time.time())
+    if not bad:
+        point_latest(path)
+        prune(destination, in_use=frozenset({path, *(Path(name) for name in request.get("in_use", ()))}))
+
+
+def point_latest(path: Path) -> None:
+    """Let the link `latest` beside a verified checkpoint point to it. A hint: nobody of ours follows it."""
+    temporary = path.parent / f".{LATEST_NAME}.{os.getpid()}.tmp"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(path.name)
+        temporary.replace(path.parent / LATEST_NAME)
+    except OSError as error:
+        log.warning("the link %s is not renewed: %s", LATEST_NAME, error)
+
+
+def prune(destination: Destination, *, in_use: frozenset[Path]) -> None:
+    """Remove older checkpoints than the last `keep_last` verified ones, where this is ours to do."""
+    if destination.keep_last is None:
+        return
+    found = find_checkpoints(destination.checkpoints)
+    for old in choose_prunable(found, keep_last=destination.keep_last, attempt=destination.attempt, in_use=in_use):
+        try:
+            remove_checkpoint(old.path)
+        except OSError as error:
+            log.warning("old checkpoint %s is not removed: %s", old.path, error)
+
+
+def discard(path: Path) -> None:
+    """Remove the folder of a failed save: its space is what the next one needs. Never raises OSError."""
+    for _ in range(_DISCARD_TRIES):
+        with suppress(OSError):
+            remove_checkpoint(path)
+        if not path.exists():
+            return
+        time.sleep(_DISCARD_WAIT_S)  # a rank that has not heard yet made its file just now
+    log.warning("the folder of a failed save is not removed: %s", path)

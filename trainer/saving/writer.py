@@ -1,0 +1,462 @@
+"""The process beside each rank that copies behind it, writes, checksums, publishes and reads back. No torch.
+
+Started as `python -m trainer.saving.writer FD`, FD being its link to the rank. One loop hears the rank, the other
+writers and its own threads; everything that may take long is done in threads, so that it always answers. What follows
+from a message is decided by the coordinator in rank 0's writer.
+
+When its rank is gone it ends, after the save in flight if all bytes of it are staged: the training's state was whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.saving.coordinator import Action, Coordinator, Discard, Open, Publish, Tell, Vouch
+from trainer.saving.guard import Guard
+from trainer.saving.image import Slot
+from trainer.saving.job import Behind, Job, Prepared
+from trainer.saving.link import Link, LinkLost, Message, accept, connect
+from trainer.saving.memory import StagingMemory
+from trainer.saving.protect import Protector, Range
+from trainer.saving.publish import Destination, discard, open_folder, publish, vouch
+
+FINISH_LIMIT_S = 120.0  # for the save in flight when the rank is gone
+_CONNECT_LIMIT_S = 5.0
+_RECONNECT_S = 0.2
+_REACHED_WITHIN_S = 60.0  # rank 0's writer, before a save is given up for it
+_PROBE_LIMIT_S = 2.0
+_LOOK_S = 1.0
+
+
+class Writer:
+    """The loop. `config` is the rank's first message."""
+
+    def __init__(self, rank_link: Link, guard: Guard, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._rank = int(config["rank"])
+        self._rank_link: Link | None = rank_link
+        self._guard = guard
+        self._secret = bytes.fromhex(str(config["secret"]))
+        self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._protector: Protector | None = None
+        self._prepared: Prepared | None = None
+        self._behind = Behind()
+        self._job: Job | None = None
+        self._finish_by: float | None = None
+        self._rank_process = os.pidfd_open(int(config["pid"]))  # the link alone may live on in forked children of it
+        self._destination = Destination(
+            checkpoints=Path(config["checkpoints"]),
+            run=str(config["run"]),
+            attempt=int(config["attempt"]),
+            world=int(config["world"]),
+            keep_last=config["keep_last"],
+        )
+        if config["has_descriptor"]:
+            self._protector = Protector(rank_link.take_fd(), int(config["pid"]))
+        self._hub = _Hub(self) if self._rank == 0 else None
+        self._center: Link | None = None
+        self._unsent: list[Message] = []
+        if self._hub is not None:
+            self._hub.listen(socket.socket(fileno=rank_link.take_fd()))
+        else:
+            self._connect()
+
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Serve until the rank is gone and nothing is left to finish."""
+        while not self._is_done():
+            for ready in self._wait():
+                ready()
+            while not self._events.empty():
+                self._handle_event(self._events.get())
+            self._close_job()
+
+    def _is_done(self) -> bool:
+        if self._finish_by is None:
+            return False
+        is_idle = self._job is None and (self._hub is None or self._hub.is_idle)
+        return is_idle or time.monotonic() > self._finish_by
+
+    def _wait(self) -> list[Callable[[], None]]:
+        sources: dict[int, Callable[[], None]] = {self._bell: self._hear_bell}
+        if self._rank_link is not None:
+            sources[self._rank_link.fileno()] = self._hear_rank
+            sources[self._rank_process] = self._rank_gone
+        if self._center is not None:
+            sources[self._center.fileno()] = self._hear_center
+        if self._hub is not None:
+            sources |= self._hub.sources()
+        poll = select.poll()
+        for fd in sources:
+            poll.register(fd, select.POLLIN)
+        return [sources[fd] for fd, _ in poll.poll(_LOOK_S * 1000)]
+
+    def post(self, event: Message) -> None:
+        """Let the loop handle an event; for any thread."""
+        self._events.put(event)
+        os.eventfd_write(self._bell, 1)
+
+    def _hear_bell(self) -> None:
+        os.eventfd_read(self._bell)
+
+    # ------------------------------------------------------------ the rank
+
+    def _hear_rank(self) -> None:
+        assert self._rank_link is not None
+        try:
+            while (message := self._rank_link.receive(0.0)) is not None:
+                self._handle_rank(message)
+        except LinkLost:
+            self._rank_gone()
+
+    def _rank_gone(self) -> None:
+        if self._rank_link is None:
+            return
+        self._rank_link.close()
+        self._rank_link = None
+        self._finish_by = time.monotonic() + FINISH_LIMIT_S
+        if self._job is not None and not self._job.is_staged:
+            self._report({"kind": "failed", "save": self._job.save, "error": "it ended before its state was staged"})
+            self._job.end({"kind": "ended"})
+
+    def _tell_rank(self, message: Message) -> None:
+        if self._rank_link is None:
+            return
+        try:
+            self._rank_link.send(message)
+        except LinkLost:
+            self._rank_gone()
+
+    def _handle_rank(self, message: Message) -> None:
+        match message["kind"]:
+            case "prepare":
+                self._prepare(message)
+            case "probe":
+                self._probe(int(message["address"]), int(message["size"]))
+            case "bind":
+                self._behind = Behind([Range(*part) for part in message["ranges"]], message["twins"])
+            case "begin":
+                self._begin(message)
+            case "filled" if self._job is not None and self._job.save == message["save"]:
+                self._job.fill()
+            case "refuse":
+                self._report({"kind": "failed", "save": message["save"], "error": message["error"]})
+
+    def _prepare(self, message: Message) -> None:
+        assert self._rank_link is not None
+        memory = StagingMemory(self._rank_link.take_fd(), int(message["size"]))
+        metadata = None
+        if message["has_metadata"]:
+            with open(self._rank_link.take_fd(), "rb") as stream:  # noqa: PTH123 - a descriptor, no path
+                metadata = stream.read()
+        if self._prepared is not None:
+            self._prepared.memory.close()
+        memory.touch()
+        slots = tuple(Slot(offset=o, size=s, crc_at=tuple(crc_at)) for o, s, crc_at in message["slots"])
+        self._prepared = Prepared(memory, str(message["name"]), slots, metadata)
+        self._behind = Behind()
+        self._tell_rank({"kind": "prepared"})
+
+    def _probe(self, address: int, size: int) -> None:
+        """Protect a page of the rank, wait until it is written to, and say what it held before."""
+        held = bytearray(size)
+        answer: Message = {"kind": "probed", "held": "", "error": ""}
+        try:
+            assert self._protector is not None
+            part = Range(address, size, 0)
+            self._guard.arm(_PROBE_LIMIT_S * 2)
+            self._protector.protect([part])
+            self._tell_rank({"kind": "protected"})
+            if not self._protector.waiting(_PROBE_LIMIT_S):
+                answer["error"] = "a write to a protected page did not wait"
+            _copy_and_release(self._protector, part, held)
+        except OSError as error:
+            answer["error"] = str(error)
+        finally:
+            self._guard.disarm()
+        self._tell_rank({**answer, "held": bytes(held).hex()})
+
+    def _begin(self, message: Message) -> None:
+        assert self._prepared is not None
+        save = str(message["save"])
+        job = self._job = Job(save, self._prepared, message["request"], self.post)
+        behind, protector = Behind(), None
+        if message["is_protecting"]:
+            behind, protector = self._behind, self._protector
+            error = self._protect(float(message["limit_s"]))
+            self._tell_rank({"kind": "protected", "save": save, "error": error})
+            if error:
+                behind, protector = Behind(), None  # the rank copies everything itself
+        job.stage(behind, protector, self._guard)
+
+    def _protect(self, limit_s: float) -> str:
+        if self._protector is None:
+            return "no descriptor"
+        try:
+            self._guard.arm(limit_s)
+            self._protector.protect(self._behind.ranges)
+        except OSError as error:
+            self._guard.disarm()
+            return str(error)
+        return ""
+
+    # ------------------------------------------------------------ events of threads
+
+    def _handle_event(self, event: Message) -> None:
+        match event["kind"]:
+            case "thread_ended":
+                return
+            case "told":
+                self.hear(event["message"])
+            case "connected":
+                self._connected(event["link"])
+            case "carried_out" if self._hub is not None:
+                self._hub.carried_out(event["event"])
+            case "staged" if self._job is not None and event["save"] == self._job.save:
+                self._job.is_staged = True
+                self._tell_rank({"kind": "staged", "save": event["save"]})
+                self._report(event)
+            case _:
+                self._report(event)
+
+    def _report(self, event: Message) -> None:
+        """Say something to the coordinator."""
+        if self._hub is not None:
+            self._hub.handle(0, event)
+        elif self._center is None:
+            self._unsent.append(event)
+        else:
+            try:
+                self._center.send(event)
+            except LinkLost:
+                self._center_gone()
+
+    def hear(self, message: Message) -> None:
+        """Handle a message of the coordinator."""
+        job = self._job
+        if job is None or job.save != message["save"] or job.ended is not None:
+            return
+        match message["kind"]:
+            case "open":
+                self._tell_rank({"kind": "phase", "phase": "writing"})
+                job.open(Path(message["path"]), self._lower_priority)
+            case "peer_written" | "peer_sealed":
+                job.hear_peer(message)
+            case "complete":
+                self._tell_rank({"kind": "phase", "phase": "verifying"})
+            case "ended":
+                job.end(message)
+
+    def _close_job(self) -> None:
+        if self._job is not None and self._job.is_over:
+            ended = self._job.ended
+            self._job = None
+            if ended is not None:
+                self._tell_rank(ended)
+
+    def _lower_priority(self) -> None:
+        # For the threads that write, not for the one that the training may wait for in a page fault.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), int(self._config["nice"]))
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+    # ------------------------------------------------------------ the writer of rank 0, seen from the others
+
+    def _connect(self) -> None:
+        threading.Thread(target=self._connect_for_ever, name="connect", daemon=True).start()
+
+    def _connect_for_ever(self) -> None:
+        while True:
+            for host, port in self._config["addresses"]:
+                with suppress(LinkLost):
+                    link = connect((str(host), int(port)), self._secret, self._rank, _CONNECT_LIMIT_S)
+                    self.post({"kind": "connected", "link": link})
+                    return
+            time.sleep(_RECONNECT_S)
+
+    def _connected(self, link: Link) -> None:
+        self._center = link
+        unsent, self._unsent = self._unsent, []
+        for event in unsent:
+            self._report(event)
+
+    def _hear_center(self) -> None:
+        try:
+            while self._center is not None and (message := self._center.receive(0.0)) is not None:
+                self.hear(message)
+        except LinkLost:
+            self._center_gone()
+
+    def _center_gone(self) -> None:
+        if self._center is None:
+            return
+        self._center.close()
+        self._center = None
+        if self._job is not None and self._job.ended is None:
+            self._job.end(
+                {
+                    "kind": "ended",
+                    "save": self._job.save,
+                    "is_complete": False,
+                    "is_verified": False,
+                    "error": "rank 0: its writer ended in the middle of the save",
+                }
+            )
+        self._connect()
+
+
+class _Hub:
+    """What rank 0's writer does beyond the others': it hears them all, and publishes."""
+
+    def __init__(self, writer: Writer) -> None:
+        config = writer._config  # noqa: SLF001 - one thing in two parts
+        self._writer = writer
+        self._destination = writer._destination  # noqa: SLF001
+        self._secret = writer._secret  # noqa: SLF001
+        self._coordinator = Coordinator(world=int(config["world"]), node_size=int(config["node_size"]))
+        self._members: dict[int, Link] = {}
+        self._listener: socket.socket | None = None
+        self._work: queue.SimpleQueue[Callable[[], Message | None]] = queue.SimpleQueue()
+        self._pending = 0
+        threading.Thread(target=self._publish_for_ever, name="publish", daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when the publisher has nothing left to do."""
+        return self._pending == 0
+
+    def listen(self, listener: socket.socket) -> None:
+        self._listener = listener
+
+    def sources(self) -> dict[int, Callable[[], None]]:
+        found: dict[int, Callable[[], None]] = {}
+        if self._listener is not None:
+            found[self._listener.fileno()] = self._accept
+        for rank, link in self._members.items():
+            found[link.fileno()] = lambda rank=rank, link=link: self._hear(rank, link)  # type: ignore[misc]
+        return found
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with suppress(OSError):
+            accepted = accept(self._listener, self._secret, _CONNECT_LIMIT_S)
+            if accepted is not None:
+                link, rank = accepted
+                self._lose(rank)  # a new writer of the rank: the old one is gone
+                self._members[rank] = link
+
+    def _hear(self, rank: int, link: Link) -> None:
+        try:
+            while self._members.get(rank) is link and (message := link.receive(0.0)) is not None:
+                self.handle(rank, message)
+        except LinkLost:
+            if self._members.get(rank) is link:
+                self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        link = self._members.pop(rank, None)
+        if link is not None:
+            link.close()
+            self._perform(self._coordinator.lose(rank))
+
+    def carried_out(self, event: Message | None) -> None:
+        self._pending -= 1
+        if event is not None:
+            self.handle(0, event)
+
+    def handle(self, rank: int, message: Message) -> None:
+        self._perform(self._coordinator.handle(rank, message))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Tell():
+                    self._tell(action)
+                case Open() | Publish() | Vouch() | Discard():
+                    self._pending += 1
+                    self._work.put(lambda action=action: self._carry_out(action))  # type: ignore[misc]
+
+    def _tell(self, action: Tell) -> None:
+        if action.rank == 0:
+            self._writer.post({"kind": "told", "message": action.message})
+            return
+        link = self._members.get(action.rank)
+        if link is not None:
+            try:
+                link.send(action.message)
+            except LinkLost:
+                self._lose(action.rank)
+
+    # ------------------------------------------------------------ in the publisher's thread
+
+    def _publish_for_ever(self) -> None:
+        while True:
+            event = self._work.get()()
+            self._writer.post({"kind": "carried_out", "event": event})
+
+    def _carry_out(self, action: Open | Publish | Vouch | Discard) -> Message | None:
+        destination, step = self._destination, int(action.request.get("step", 0))
+        try:
+            match action:
+                case Open():
+                    is_verified = open_folder(destination, step)
+                    path = str(destination.path(step))
+                    return {"kind": "opened", "save": action.save, "is_verified": is_verified, "path": path}
+                case Publish():
+                    manifest = publish(destination, action.request, action.files)
+                    return {"kind": "published", "save": action.save, "manifest": manifest.decode()}
+                case Vouch():
+                    vouch(destination, action.request, [str(file["path"]) for file in action.bad])
+                    problems = "; ".join(f"{file['path']} {file['reason']}" for file in action.bad)
+                    return {"kind": "vouched", "save": action.save, "error": problems}
+                case Discard():
+                    discard(destination.path(step))
+        except OSError as error:
+            return {"kind": "failed", "save": action.save, "error": f"{error.filename}: {error.strerror}"}
+        except Exception as error:  # noqa: BLE001 - whatever it is: the ranks must hear of it
+            return {"kind": "failed", "save": action.save, "error": f"{type(error).__name__}: {error}"}
+        return None
+
+
+def _copy_and_release(protector: Protector, part: Range, held: bytearray) -> None:
+    try:
+        protector.read(part.address, part.size, ctypes.addressof(ctypes.c_char.from_buffer(held)))
+    finally:
+        protector.release(part.address, part.size)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the rank at the other end of the descriptor that is the only argument."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # meant for the training; we end with it
+    connection = socket.socket(fileno=int(arguments[0]))
+    guard = Guard()  # before there is a thread, and before there is anything that must end with this process
+    link = Link(connection)
+    try:
+        config = link.receive()
+        assert config is not None
+        writer = Writer(link, guard, config)
+        link.send({"kind": "ready"})
+    except LinkLost:
+        return 0
+    writer.run()
+    sys.stdout.flush()
+    os._exit(0)  # threads that hang in a dead file system must not hold it
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
