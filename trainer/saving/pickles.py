@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 
+MAX_PERMUTED_DIMENSIONS = 6  # of tensors that are saved in another order of dimensions than theirs
 _PROTOCOL = 2  # torch.save's
 _STORAGES = {
     torch.float64: torch.DoubleStorage,
@@ -36,6 +37,15 @@ def pickle_tensor(dtype: str, shape: Sequence[int], stride: Sequence[int]) -> by
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=_PROTOCOL).dump(_Shown(getattr(torch, dtype), tuple(shape), tuple(stride)))
     return buffer.getvalue()
+
+
+def dense_stride(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The stride of a tensor without gaps whose dimensions lie in memory in this order, the outermost first."""
+    stride, step = [0] * len(sizes), 1
+    for dim in reversed(order):
+        stride[dim] = step
+        step *= max(sizes[dim], 1)
+    return tuple(stride)
 
 
 class _Bytes:

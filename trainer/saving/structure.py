@@ -14,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.tensor import DTensor
 
+from trainer.saving.pickles import MAX_PERMUTED_DIMENSIONS, dense_stride
 from trainer.saving.zipimage import choose_capacity, fits, render_bytes
 
 Value = torch.Tensor | bytes
@@ -59,7 +60,7 @@ class Structure:
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._keys, leaves = flatten(state)
         paths = _paths(state)
-        if len({".".join(path) for path in paths}) < len(paths):
+        if len(set(join_paths(state))) < len(paths):
             raise UnsupportedState("two keys are the same when their parts are joined by dots")
         self._checks = [_look(".".join(path), leaf) for path, leaf in zip(paths, leaves, strict=True)]
         self.held = [_describe(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
@@ -109,6 +110,11 @@ def _paths(node: Mapping[str, Any], head: tuple[str, ...] = ()) -> list[tuple[st
         path = (*head, str(key))
         found += _paths(value, path) if isinstance(value, dict) else [path]
     return found
+
+
+def join_paths(state: Mapping[str, Any]) -> list[str]:
+    """The key of each leaf as it is on disk, in the order of `flatten`."""
+    return [".".join(path) for path in _paths(state)]
 
 
 def local_tensor(leaf: torch.Tensor) -> torch.Tensor:
@@ -176,7 +182,7 @@ def _name_layout(tensor: torch.Tensor) -> str:
 
 def _dense_order(tensor: torch.Tensor) -> tuple[int, ...]:
     """The order of dimensions in which the tensor's bytes lie without gaps; empty when it is plain or there is none."""
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() or tensor.dim() > MAX_PERMUTED_DIMENSIONS:
         return ()
     order = tuple(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     return order if tensor.detach().permute(order).is_contiguous() else ()
@@ -204,15 +210,6 @@ def _describe(path: tuple[str, ...], leaf: Any) -> Held | None:
         shape=tuple(item.tensor_data.size),
         offsets=tuple(item.index.offset),
         sizes=tuple(chunk.sizes),
-        stride=_saved_stride(local),
+        stride=dense_stride(local.shape, _dense_order(local) or range(local.dim())),
         requires_grad=leaf.requires_grad,
     )
-
-
-def _saved_stride(local: torch.Tensor) -> tuple[int, ...]:
-    order = _dense_order(local) or tuple(range(local.dim()))
-    stride, step = [0] * local.dim(), 1
-    for dim in reversed(order):
-        stride[dim] = step
-        step *= max(local.size(dim), 1)
-    return tuple(stride)

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
+from trainer.contract import Manifest
 from trainer.saving.planning import SavePlan
 from trainer.saving.zipimage import fill_checksums
+from trainer.stored import describe_file
 
 
 def fill_image(plan: SavePlan, state: Mapping[str, Any]) -> bytes:
@@ -37,3 +39,16 @@ def write_files(folder: Path, plan: SavePlan, state: Mapping[str, Any]) -> None:
         (folder / plan.image.name).write_bytes(fill_image(plan, state))
     if plan.metadata is not None:
         (folder / ".metadata").write_bytes(plan.metadata)
+
+
+def describe_folder(folder: Path) -> Manifest:
+    """The manifest of the files that lie there."""
+    return Manifest(
+        run="run",
+        attempt=1,
+        step=1,
+        samples=1,
+        world_size=1,
+        time=0.0,
+        files=tuple(describe_file(folder, path.name) for path in sorted(folder.iterdir())),
+    )

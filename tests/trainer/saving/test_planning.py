@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from supervisor.layouts.metadata import read_metadata
 from tests.trainer.saving.files import write_files
+from trainer.metadata import read_metadata
 from trainer.saving.planning import PlanChanged, UnsupportedState, plan_state
 
 pytestmark = [
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]
 
-TENSORS = {
+TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "large": lambda: torch.randn(300, 400),
     "bfloat16": lambda: torch.randn(7).bfloat16(),
     "scalar": lambda: torch.tensor(3.5),
@@ -65,7 +66,7 @@ def test_torch_loads_planned_bytes(tmp_path: Path) -> None:
 def test_every_item_is_a_whole_zip_with_right_checksums(tmp_path: Path) -> None:
     save(tmp_path, {"tensors": {key: make() for key, make in TENSORS.items()}, "bytes": b"opaque"})
     data = (tmp_path / "__0_0.distcp").read_bytes()
-    items = read_metadata((tmp_path / ".metadata").read_bytes()).items
+    items = read_metadata((tmp_path / ".metadata").read_bytes()).entries
     assert len(items) == len(TENSORS) + 1
     for item in items:
         with zipfile.ZipFile(io.BytesIO(data[item.offset : item.offset + item.length])) as item_zip:

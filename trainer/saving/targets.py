@@ -1,0 +1,89 @@
+"""What a checkpoint is loaded into: the tensors of this rank's state, held against what the metadata describes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from trainer.metadata import Entry, Metadata, Tensor
+from trainer.saving.regions import Box, Target, intersect
+from trainer.saving.structure import flatten, join_paths, local_tensor
+
+Boxes = Mapping[str, list[Box]]
+
+
+class Mismatch(ValueError):
+    """The checkpoint holds another state than the one it is to be loaded into; `problems` name the keys."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problems))
+
+
+def find_boxes(metadata: Metadata, state: Mapping[str, Any]) -> Boxes:
+    """What this rank has to read, by file. Raises `Mismatch`."""
+    entries = _Entries(metadata)
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    problems = []
+    _, leaves = flatten(state)
+    for key, leaf in zip(join_paths(state), leaves, strict=True):
+        problem = _compare(metadata, key, leaf)
+        if problem:
+            problems.append(f"{key}: {problem}")
+        elif isinstance(leaf, torch.Tensor):
+            for box in _boxes_of(metadata.tensors[key], entries, _target(key, leaf)):
+                boxes[box.entry.path].append(box)
+    if problems:
+        raise Mismatch(problems)
+    return boxes
+
+
+def _compare(metadata: Metadata, key: str, leaf: Any) -> str:
+    if isinstance(leaf, bytes):
+        return "" if key in metadata.byte_keys else "it holds no such bytes"
+    if not isinstance(leaf, torch.Tensor):
+        return f"a {type(leaf).__name__} can't be loaded"
+    saved = metadata.tensors.get(key)
+    if saved is None:
+        return "it holds no such tensor"
+    if saved.size != tuple(leaf.shape):
+        return f"its shape is {list(saved.size)}, here it is {list(leaf.shape)}"
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    return "" if saved.dtype == dtype else f"its type is {saved.dtype}, here it is {dtype}"
+
+
+def _target(key: str, leaf: torch.Tensor) -> Target | None:
+    local = local_tensor(leaf).detach()
+    if not isinstance(leaf, DTensor):
+        return Target(key=key, offsets=(0,) * leaf.dim(), local=local)
+    if leaf.device_mesh.get_coordinate() is None:
+        return None  # of a mesh that this rank is not part of
+    (chunk,) = leaf.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return Target(key=key, offsets=tuple(chunk.offsets), local=local)
+
+
+def _boxes_of(saved: Tensor, entries: _Entries, target: Target | None) -> list[Box]:
+    if target is None:
+        return []
+    found = []
+    for chunk in saved.chunks:
+        entry = entries.find(target.key, chunk.offsets)
+        box = None if entry is None else intersect(chunk, entry, saved.dtype, target)
+        if box is not None:
+            found.append(box)
+    return found
+
+
+class _Entries:
+    """Finds the entry of a chunk."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._known = {(entry.key, entry.offsets): entry for entry in metadata.entries}
+
+    def find(self, key: str, offsets: tuple[int, ...]) -> Entry | None:
+        """None for an empty chunk, which need not lie anywhere."""
+        return self._known.get((key, offsets))
