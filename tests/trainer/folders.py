@@ -10,12 +10,14 @@ from trainer.tiers import describe_file, publish_verification
 SHARDS = {".metadata": b"metadata", "__0_0.distcp": b"a" * 5000, "__1_0.distcp": b"b" * 7000}
 
 
-def make_checkpoint(root: Path, step: int, attempt: int = 1, *, complete: bool = True, verified: bool = True) -> Path:
-    """A folder as the trainer leaves it: being written, complete, or verified."""
+def make_checkpoint(
+    root: Path, step: int, attempt: int = 1, *, complete: bool = True, verified: bool = True, shard_bytes: int = 0
+) -> Path:
+    """A folder as the trainer leaves it: being written, complete, or verified; of large shards where asked for."""
     path = root / checkpoint_name(step, attempt)
     path.mkdir(parents=True)
     for name, content in SHARDS.items():
-        (path / name).write_bytes(content)
+        (path / name).write_bytes(content * max(1, shard_bytes // len(content)) if name != ".metadata" else content)
     if complete:
         manifest = Manifest(
             run="gpt",
