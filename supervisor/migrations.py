@@ -139,6 +139,8 @@ CREATE TABLE checkpoints (
   size_bytes INTEGER NOT NULL,
   files INTEGER NOT NULL,
   samples INTEGER NOT NULL,
+  world_size INTEGER NOT NULL,
+  is_elastic INTEGER NOT NULL,
   first_seen_at TEXT NOT NULL,
   verified_at TEXT,
   verified_by TEXT NOT NULL,

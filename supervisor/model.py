@@ -53,6 +53,7 @@ class NodesSpec:
     multiple_of: int = 1  # node counts that the training can use, e.g. 2 for pipeline pairs
     spares: int = 0  # allocated beside the training nodes; one takes the place of a node that fails its start checks
     procs_per_node: int | None = None  # default: gpus_per_node, or 1
+    elastic: bool | None = None  # the data loader can go on with another number of nodes; default: as checkpoints tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,6 +408,8 @@ class Checkpoint:
     size_bytes: int = 0
     files: int = 0
     samples: int = 0
+    world_size: int = 0  # ranks that made it, data-parallel ones in a foreign layout; 0: not known
+    is_elastic: bool = True  # False: its position in the data is one for each rank, no other number of nodes can use it
     first_seen_at: datetime
     verified_at: datetime | None = None  # newest time that all bytes were read back
     verified_by: str = ""  # "nodes" or "head"

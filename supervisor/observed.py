@@ -61,6 +61,8 @@ class CheckpointView:
     size_bytes: int = 0
     files: int = 0
     samples: int = 0
+    world_size: int = 0  # ranks that made it, data-parallel ones in a foreign layout; 0: not known
+    is_elastic: bool = True  # False: its position in the data is one for each rank
     is_complete: bool = False  # every file has its recorded size
     is_verified_by_nodes: bool = False  # VERIFIED.json says ok and names this very manifest
     is_rejected_by_nodes: bool = False  # VERIFIED.json says not ok

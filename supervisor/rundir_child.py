@@ -380,6 +380,8 @@ def inspect_checkpoint(path: Path, step: int, attempt: int) -> CheckpointView:
             size_bytes=sum(file.size_bytes for file in manifest.files),
             files=len(manifest.files),
             samples=manifest.samples,
+            world_size=max(0, manifest.world_size),
+            is_elastic=manifest.is_elastic,
         )
         fault = _find_fault(folder, manifest, path)
         if fault:

@@ -67,6 +67,8 @@ def _first_sight(
         size_bytes=view.size_bytes,
         files=view.files,
         samples=view.samples,
+        world_size=view.world_size,
+        is_elastic=view.is_elastic,
         first_seen_at=now,
     )
     if is_over is None:  # once that attempt is made, the folder would be taken for its work

@@ -149,6 +149,8 @@ def _first_sight(
         path=seen.path,
         size_bytes=seen.size_bytes,
         files=seen.files,
+        world_size=seen.world_size,
+        is_elastic=seen.is_elastic,
         first_seen_at=now,
         detail=seen.detail,
         stamp=seen.stamp,

@@ -16,10 +16,12 @@ from supervisor.layouts.metadata import (
 )
 from supervisor.layouts.tree import Broken, Tree, Unfinished
 
-__all__ = ["METADATA_NAME", "PATTERN", "find", "inspect", "inspect_folder"]
+__all__ = ["METADATA_NAME", "PATTERN", "describe", "find", "inspect", "inspect_folder"]
 
 PATTERN = ""
 
+# torchtitan's key for the state of the data loader on one data-parallel rank; who took over its loader has it as well
+_OF_DATA_RANK = re.compile(r"(?:\A|\.)dp_rank_([0-9]{1,9})(?:\Z|\.)")
 _OF_RANK_0 = "__0.metadata"
 # any folder whose name ends in the step: everybody names them differently
 _NAME = re.compile(r"(?:[^0-9.][^/]{0,200}?)?(?<![0-9])([0-9]{1,15})", re.DOTALL)
@@ -33,8 +35,21 @@ def find(names: Sequence[str]) -> list[Candidate]:
 
 def inspect(tree: Tree, candidate: Candidate) -> Found:
     """Whole when `.metadata` can be read, and all that it describes lies in the files that it names."""
-    files, pieces, _ = inspect_folder(tree, candidate.name)
-    return Found(step=candidate.step or 0, files=files, pieces=pieces, end_mark=f"{candidate.name}/{METADATA_NAME}")
+    files, pieces, metadata = inspect_folder(tree, candidate.name)
+    return describe(candidate, files, pieces, metadata)
+
+
+def describe(candidate: Candidate, files: tuple[str, ...], pieces: tuple[Piece, ...], metadata: Metadata) -> Found:
+    """What `inspect_folder` has found, and of how many ranks the position in the data is."""
+    ranks = {int(found[1]) for key in metadata.keys if (found := _OF_DATA_RANK.search(key))}
+    return Found(
+        step=candidate.step or 0,
+        files=files,
+        pieces=pieces,
+        end_mark=f"{candidate.name}/{METADATA_NAME}",
+        world_size=max(ranks) + 1 if ranks else 0,
+        is_elastic=not ranks,
+    )
 
 
 def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piece, ...], Metadata]:

@@ -35,4 +35,6 @@ class Found:
     pieces: tuple[Piece, ...]  # what training goes on from; the rest are texts and marks
     note: str = ""  # what is special about it, for people
     end_mark: str = ""  # the file that is written last, where there is one: nothing else may be much newer
+    world_size: int = 0  # data-parallel ranks that made it; 0: not known
+    is_elastic: bool = True  # False: its position in the data is one for each of those ranks
     has_end_mark: bool = True  # False: a file that is still to come would not be missed, it must be at rest a while

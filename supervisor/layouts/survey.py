@@ -271,6 +271,8 @@ def describe(found: Found, entries: Mapping[str, Entry], path: str) -> Checkpoin
         size_bytes=sum(entry.size for entry in entries.values()),
         files=len(entries),
         is_complete=True,
+        world_size=found.world_size,
+        is_elastic=found.is_elastic,
         detail=_printable(found.note),
         stamp=stamp_of(entries),
     )

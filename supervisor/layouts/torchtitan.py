@@ -33,4 +33,4 @@ def inspect(tree: Tree, candidate: Candidate) -> Found:
     files, pieces, metadata = dcp.inspect_folder(tree, folder)
     if not any(key == "train_state" or key.startswith("train_state.") for key in metadata.keys):
         raise Broken(f"{folder} holds the weights alone: nothing to resume from")
-    return Found(step=candidate.step or 0, files=files, pieces=pieces, end_mark=f"{folder}/{dcp.METADATA_NAME}")
+    return dcp.describe(candidate, files, pieces, metadata)

@@ -54,6 +54,8 @@ CREATE TABLE checkpoints (
   size_bytes INTEGER NOT NULL,
   files INTEGER NOT NULL,
   samples INTEGER NOT NULL,
+  world_size INTEGER NOT NULL,
+  is_elastic INTEGER NOT NULL,
   first_seen_at TEXT NOT NULL,
   verified_at TEXT,
   verified_by TEXT NOT NULL,
@@ -62,7 +64,7 @@ CREATE TABLE checkpoints (
   stamp TEXT NOT NULL,
   PRIMARY KEY (run, step, attempt)
 );
-INSERT INTO "checkpoints" VALUES('gpt',40,1,'verified','/shared/step-40.a1',0,0,0,'2026-11-30T03:00:00.000000+00:00',NULL,'',0,'','');
+INSERT INTO "checkpoints" VALUES('gpt',40,1,'verified','/shared/step-40.a1',0,0,0,0,1,'2026-11-30T03:00:00.000000+00:00',NULL,'',0,'','');
 CREATE TABLE checks (
   id INTEGER PRIMARY KEY,
   node TEXT NOT NULL,
@@ -187,7 +189,7 @@ CREATE TABLE runs (
   save_asked_at TEXT,
   final_step INTEGER
 );
-INSERT INTO "runs" VALUES('gpt','{"name":"gpt","command":["train.py"],"root":"/shared/runs","nodes":{"min":2,"max":3,"multiple_of":1,"spares":0,"procs_per_node":null},"workdir":"/","slurm":{"partition":null,"account":null,"qos":null,"time_limit":null,"gpus_per_node":null,"warn_before_limit_s":120,"options":[]},"checkpoint":{"directory":null,"layout":"supervisor","every_s":600.0,"interval":"auto","every_min_s":60.0,"every_max_s":1800.0,"alert_after_s":0.0,"unfinished_markers":["-unfinished",".unfinished",".incomplete",".in_progress"],"keep_last":3,"resume_from_complete":false,"verify_on_head_max_bytes":21474836480},"progress":{"pattern":"","start_min_s":60.0,"start_max_s":3600.0,"step_min_s":20.0,"step_max_s":900.0,"save_min_s":60.0,"save_max_s":1800.0,"eval_min_s":60.0,"eval_max_s":3600.0,"end_min_s":300.0,"end_max_s":1800.0},"restart":{"max_without_progress":3,"max_node_failures":10,"backoff_s":15.0,"backoff_max_s":600.0,"worker_restarts":0,"queue_ahead_s":0.0},"divergence":{"on_nan":"hold","on_spike":"hold","rollback_checkpoints":1,"max_rollbacks":2,"skip":true,"spike_score":0.0,"spike_window":100},"health":{"start_checks":true,"beat_interval_s":0.5,"silent_after_s":3.0,"confirm_s":1.5,"frozen_after_s":20.0}}',NULL,'active','',0,0,0,'{"umask":null,"limits":[]}','2026-11-30T03:00:00.000000+00:00','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL);
+INSERT INTO "runs" VALUES('gpt','{"name":"gpt","command":["train.py"],"root":"/shared/runs","nodes":{"min":2,"max":3,"multiple_of":1,"spares":0,"procs_per_node":null,"elastic":null},"workdir":"/","slurm":{"partition":null,"account":null,"qos":null,"time_limit":null,"gpus_per_node":null,"warn_before_limit_s":120,"options":[]},"checkpoint":{"directory":null,"layout":"supervisor","every_s":600.0,"interval":"auto","every_min_s":60.0,"every_max_s":1800.0,"alert_after_s":0.0,"unfinished_markers":["-unfinished",".unfinished",".incomplete",".in_progress"],"keep_last":3,"resume_from_complete":false,"verify_on_head_max_bytes":21474836480},"progress":{"pattern":"","start_min_s":60.0,"start_max_s":3600.0,"step_min_s":20.0,"step_max_s":900.0,"save_min_s":60.0,"save_max_s":1800.0,"eval_min_s":60.0,"eval_max_s":3600.0,"end_min_s":300.0,"end_max_s":1800.0},"restart":{"max_without_progress":3,"max_node_failures":10,"backoff_s":15.0,"backoff_max_s":600.0,"worker_restarts":0,"queue_ahead_s":0.0},"divergence":{"on_nan":"hold","on_spike":"hold","rollback_checkpoints":1,"max_rollbacks":2,"skip":true,"spike_score":0.0,"spike_window":100},"health":{"start_checks":true,"beat_interval_s":0.5,"silent_after_s":3.0,"confirm_s":1.5,"frozen_after_s":20.0}}',NULL,'active','',0,0,0,'{"umask":null,"limits":[]}','2026-11-30T03:00:00.000000+00:00','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL);
 CREATE UNIQUE INDEX one_live_attempt ON attempts (run) WHERE state NOT IN ('over', 'ahead');
 CREATE UNIQUE INDEX one_attempt_ahead ON attempts (run) WHERE state = 'ahead';
 CREATE UNIQUE INDEX one_attempt_per_token ON attempts (token);
