@@ -42,6 +42,7 @@ from trainer.contract import (
     RunPaths,
     VerificationRecord,
 )
+from trainer.manifest import parse_manifest
 
 SMALL_BYTES = 64 * 1024
 LAUNCH_BYTES = 1024 * 1024  # one entry per node
@@ -212,11 +213,15 @@ def _of_attempt(record: T, attempt: int) -> T:
 
 def parse_record(kind: type[T], data: bytes) -> T:
     """contract.parse, and the record can be handed on (JSON's escapes can spell text that is no Unicode)."""
-    record = contract.parse(kind, data)
+    return check_portable(contract.parse(kind, data))
+
+
+def check_portable(record: T) -> T:
+    """The record, if it can be handed on; raises ContractError."""
     try:
         msgspec.json.encode(record)
     except (UnicodeEncodeError, ValueError, OverflowError) as error:
-        raise ContractError(f"{kind.__name__}: {error}") from None
+        raise ContractError(f"{type(record).__name__}: {error}") from None
     return record
 
 
@@ -372,7 +377,7 @@ def inspect_checkpoint(path: Path, step: int, attempt: int) -> CheckpointView:
         view = CheckpointView(step=step, attempt=attempt, path=str(path))
         try:
             data = read_bounded(MANIFEST_NAME, contract.MAX_JSON_BYTES, dir_fd=folder)
-            manifest = parse_record(Manifest, data)
+            manifest = check_portable(parse_manifest(data))
         except (ContractError, NotAFile) as error:
             return replace(view, detail=f"{MANIFEST_NAME}: {error}")
         view = replace(

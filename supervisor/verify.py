@@ -1,12 +1,11 @@
-"""Reads checkpoints back: every byte against the manifest's sizes and checksums, beside the loop.
+"""Reads checkpoints back beside the loop: every byte against the checksums that there are.
 
-`verify_checkpoint` does one, in the calling process. `Verifier` runs it in child processes that are niced and have
-dropped to the run's owner. What can't be read is unknown (`ok` None), never corrupt.
+In child processes that are niced and have dropped to the run's owner. What can't be read is unknown (`ok` None), never
+corrupt.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import sys
@@ -20,69 +19,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-import xxhash
 
 from supervisor.child import Child, ChildGone, ChildLate, Wire, serve
-from supervisor.jobfiles import NotAFile, open_folder, open_parent, open_regular, read_bounded
+from supervisor.layouts.own import Readback, verify_checkpoint
 from supervisor.layouts.readback import read_back
 from supervisor.model import Verification
 from trainer import contract
-from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile
 
-CHUNK_BYTES = 4 * 1024 * 1024
 MAX_AT_ONCE = 2
 SILENT_AFTER_S = 120.0  # no byte read for this long: the file system hangs
 RETRY_AFTER_S = 30.0  # what could not be read is not tried again before
 BEAT_S = 1.0
-
-# the checkpoint itself is bad only if the name leads to nothing or to no file; all other errors are the medium's
-_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readback:
-    """`ok`: True, every byte matched; False, `detail` names the file; None, it could not be read to the end."""
-
-    ok: bool | None
-    detail: str
-    bytes_read: int = 0
-    is_covered: bool = True  # False: not every byte carries a checksum
-
-
-class _Mismatch(Exception):
-    """The checkpoint is not what its manifest says; the message names the file."""
-
-
-def verify_checkpoint(
-    path: Path,
-    *,
-    expect_run: str,
-    expect_step: int,
-    expect_attempt: int,
-    on_bytes: Callable[[int], None] = lambda _count: None,
-) -> Readback:
-    """Read one checkpoint back. `on_bytes` is called with the count of each portion that was read."""
-    total = 0
-
-    def count(portion: int) -> None:
-        nonlocal total
-        total += portion
-        on_bytes(portion)
-
-    try:
-        with open_folder(path) as folder:
-            manifest = _read_manifest(folder, expect_run, expect_step, expect_attempt)
-            for file in manifest.files:
-                _check_file(folder, file, count)
-    except _Mismatch as error:
-        if not (path / MANIFEST_NAME).exists():
-            return Readback(ok=None, detail="no longer published: removed meanwhile", bytes_read=total)
-        return Readback(ok=False, detail=str(error), bytes_read=total)
-    except NotAFile as error:
-        return Readback(ok=False, detail=f"{path.name}: {error}", bytes_read=total)
-    except OSError as error:
-        return Readback(ok=None, detail=f"could not be read: {error}", bytes_read=total)
-    return Readback(ok=True, detail=f"{len(manifest.files)} files, {total} bytes", bytes_read=total)
 
 
 def verify_foreign(
@@ -96,52 +43,6 @@ def verify_foreign(
     return Readback(
         ok=reading.is_whole, detail=reading.detail, bytes_read=reading.size, is_covered=not reading.unsealed
     )
-
-
-def _read_manifest(folder: int, run: str, step: int, attempt: int) -> Manifest:
-    try:
-        manifest = contract.parse(Manifest, read_bounded(MANIFEST_NAME, contract.MAX_JSON_BYTES, dir_fd=folder))
-    except (ContractError, NotAFile, FileNotFoundError) as error:
-        raise _Mismatch(f"{MANIFEST_NAME}: {error}") from None
-    found, expected = (manifest.run, manifest.step, manifest.attempt), (run, step, attempt)
-    if found != expected:
-        raise _Mismatch(f"{MANIFEST_NAME} is of {found}, not {expected} (run, step, attempt)")
-    return manifest
-
-
-def _check_file(folder: int, file: ManifestFile, on_bytes: Callable[[int], None]) -> None:
-    try:
-        with open_parent(folder, file.path) as (parent, name), open_regular(name, dir_fd=parent) as fd:
-            size = os.fstat(fd).st_size
-            if size != file.size_bytes:
-                raise _Mismatch(f"{file.path} has {size} bytes instead of {file.size_bytes}")
-            digest = _digest(fd, on_bytes)
-    except NotAFile as error:
-        raise _Mismatch(f"{file.path}: {error}") from None
-    except OSError as error:
-        if error.errno in _MISSING:
-            raise _Mismatch(f"{file.path} is missing") from None
-        raise OSError(error.errno, error.strerror, file.path) from None
-    if digest != file.xxh3_128:
-        raise _Mismatch(f"{file.path}: checksum {digest} instead of {file.xxh3_128}")
-
-
-def _digest(fd: int, on_bytes: Callable[[int], None]) -> str:
-    _drop_cached_pages(fd)
-    state = xxhash.xxh3_128()
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
-    while count := os.readv(fd, [buffer]):
-        state.update(view[:count])
-        on_bytes(count)
-    _drop_cached_pages(fd)  # a read-back must not push the training's own pages out
-    return state.hexdigest()
-
-
-def _drop_cached_pages(fd: int) -> None:
-    """What is in memory may be right while the medium is wrong. Dirty pages stay: they were not written here."""
-    with suppress(OSError):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 # ---------------------------------------------------------------- beside the loop

@@ -25,12 +25,12 @@ def seal_manifest(manifest: Manifest) -> bytes:
 def parse_manifest(data: bytes, *, needs_seal: bool = False) -> Manifest:
     """The manifest in the bytes of a file of any origin.
 
-    Raises `ContractError` when they are no manifest, when the seal does not match, and, with `needs_seal`, when there
-    is none: other writers than ours may leave it out.
+    Raises `ContractError` when they are no manifest, when the seal does not match, and when there is none with
+    `needs_seal` or in one that names the libraries that wrote it: other writers than ours may leave both out.
     """
     manifest = parse(Manifest, data)
     if not manifest.self_xxh3_128:
-        if needs_seal:
+        if needs_seal or manifest.libraries:  # one damaged byte can take one of the two names away, not both
             raise ContractError("Manifest: it carries no checksum of its own")
         return manifest
     head = data[: -len(_CLOSING) - _SEAL_CHARS]

@@ -1,8 +1,8 @@
 """The `supervisor` command: its subcommands, loaded when they are called, and one way to tell every error.
 
 Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed, 5 it may have
-been accepted, 70 a defect of this program, 130 interrupted. Every error is one line on standard error;
-`supervisor --debug COMMAND` shows where it came from.
+been accepted, 6 it could not be read, 70 a defect of this program, 130 interrupted. Every error is one line on standard
+error; `supervisor --debug COMMAND` shows where it came from.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ EXIT_BAD_INPUT = 2
 EXIT_DAEMON_DOWN = 3
 EXIT_REFUSED = 4
 EXIT_MAY_BE_ACCEPTED = 5  # or is, and nothing has come of it yet: a retry might do it twice
+EXIT_UNREAD = 6  # what was asked about could not be read: nothing is known of it
 EXIT_DEFECT = 70  # as in sysexits.h: a defect of this program, not of its input
 _EXIT_INTERRUPTED = 130
 
@@ -37,6 +38,7 @@ _COMMANDS: Mapping[str, str] = {
     "release": "supervisor.cli.change:release",
     "save": "supervisor.cli.change:save",
     "plan": "supervisor.cli.plan:plan",
+    "verify": "supervisor.cli.verify:verify",
     "daemon": "supervisor.cli.daemon:daemon",
     "doctor": "supervisor.cli.doctor:doctor",
     "sandbox": "supervisor.cli.sandbox:sandbox",
@@ -99,8 +101,8 @@ def main(*, debug: bool) -> None:
 
     Exit codes: 0 done, 1 failed, 2 the input is wrong, 3 the daemon is not running, 4 refused or not allowed,
     5 the daemon is there and does not answer: it may have been accepted, look with `supervisor status`,
-    70 a defect of this program, 130 interrupted by Ctrl-C. An error is one line on standard error, with --json too:
-    standard output is empty then.
+    6 what was asked about could not be read, nothing is known of it, 70 a defect of this program, 130 interrupted by
+    Ctrl-C. An error is one line on standard error, with --json too: standard output is empty then.
     """
 
 

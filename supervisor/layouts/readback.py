@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.layouts import torchzip
+from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, retry_stale, run_readers
 from supervisor.layouts.found import Candidate, Found, Piece
 from supervisor.layouts.registry import AUTO, LAYOUTS, choose
-from supervisor.layouts.survey import describe
-from supervisor.layouts.tree import Broken, Tree, read_at
+from supervisor.layouts.survey import describe, inspect_candidate
+from supervisor.layouts.tree import Broken, Tree
 from supervisor.model import CheckpointView
 
 
@@ -26,39 +29,64 @@ class Reading:
 
 
 def read_back(
-    path: Path, layout_name: str, stamp: str, *, on_bytes: Callable[[int], None] = lambda _count: None
+    path: Path,
+    layout_name: str,
+    stamp: str,
+    *,
+    on_bytes: OnBytes = lambda _count: None,
+    readers: int = 1,
+    is_cached: bool = False,
 ) -> Reading:
-    """Read the checkpoint with this stamp back; raises OSError when it can't be read."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Read the checkpoint with this stamp back, from storage unless `is_cached`; raises OSError when it can't be read.
+
+    `on_bytes` gets the count of each portion that was read, with several readers from several threads.
+    """
+    if retry_stale(lambda: not _is_there(path)):
+        return Reading(is_whole=None, detail="no longer there: removed meanwhile")
     try:
-        tree = Tree(folder)
-        if tree.entry(path.name) is None:
-            return Reading(is_whole=None, detail="no longer there: removed meanwhile")
-        try:
-            found, view = _inspect(tree, path, layout_name)
-            if view.stamp != stamp:
-                return Reading(is_whole=None, detail="written again meanwhile")
-            reading = _read(tree, found, on_bytes)
-            if _inspect(Tree(folder), path, layout_name)[1].stamp != stamp:
-                return Reading(is_whole=None, detail="written again meanwhile")
-        except Broken as error:
-            return _judge_broken(folder, path, layout_name, stamp, str(error))
-        return reading
+        found, view = inspect_foreign(path, layout_name)
+        if view.stamp != stamp:
+            return Reading(is_whole=None, detail="written again meanwhile")
+        reading = _read(path.parent, found, on_bytes, readers, is_cached=is_cached)
+        if inspect_foreign(path, layout_name)[1].stamp != stamp:
+            return Reading(is_whole=None, detail="written again meanwhile")
+    except Broken as error:
+        return _judge_broken(path, layout_name, stamp, str(error))
+    return reading
+
+
+def inspect_foreign(path: Path, layout_name: str) -> tuple[Found, CheckpointView]:
+    """What a layout says of one checkpoint without reading its payload; raises Broken and OSError."""
+    return retry_stale(lambda: _inspect(path, layout_name))
+
+
+def _inspect(path: Path, layout_name: str) -> tuple[Found, CheckpointView]:
+    with _tree(path.parent) as tree:
+        names = tree.names("")
+        layout = LAYOUTS[layout_name] if layout_name != AUTO else choose(names)[0]
+        candidate = next(iter(layout.find([path.name])), Candidate(name=path.name, step=None))
+        found, entries = inspect_candidate(tree, layout, candidate, names)
+        return found, describe(found, entries, str(path))
+
+
+@contextmanager
+def _tree(folder: Path) -> Iterator[Tree]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield Tree(fd)
     finally:
-        os.close(folder)
+        os.close(fd)
 
 
-def _inspect(tree: Tree, path: Path, layout_name: str) -> tuple[Found, CheckpointView]:
-    layout = LAYOUTS[layout_name] if layout_name != AUTO else choose(tree.names(""))[0]
-    candidate = next(iter(layout.find([path.name])), Candidate(name=path.name, step=None))
-    found = layout.inspect(tree, candidate)
-    return found, describe(found, {name: tree.file(name) for name in found.files}, str(path))
+def _is_there(path: Path) -> bool:
+    with _tree(path.parent) as tree:
+        return tree.entry(path.name) is not None
 
 
-def _judge_broken(folder: int, path: Path, layout_name: str, stamp: str, why: str) -> Reading:
+def _judge_broken(path: Path, layout_name: str, stamp: str, why: str) -> Reading:
     """Broken counts only if nobody wrote meanwhile: a half-removed or half-written one is not known to be bad."""
     try:
-        _, view = _inspect(Tree(folder), path, layout_name)
+        _, view = inspect_foreign(path, layout_name)
     except Broken as error:
         return Reading(is_whole=None, detail=f"changed meanwhile: {error}")
     if view.stamp != stamp:
@@ -66,43 +94,44 @@ def _judge_broken(folder: int, path: Path, layout_name: str, stamp: str, why: st
     return Reading(is_whole=False, detail=why)
 
 
-def _read(tree: Tree, found: Found, on_bytes: Callable[[int], None]) -> Reading:
-    size = unsealed = 0
-    for path in dict.fromkeys(piece.path for piece in found.pieces):
-        with tree.open(path) as fd:
-            _drop_cached_pages(fd)
-            for piece in (p for p in found.pieces if p.path == path):
-                got, open_bytes = _read_piece(fd, piece, on_bytes)
-                size += got
-                unsealed += open_bytes
-            _drop_cached_pages(fd)
+def _read(folder: Path, found: Found, on_bytes: OnBytes, readers: int, *, is_cached: bool) -> Reading:
+    by_path: dict[str, list[Piece]] = defaultdict(list)
+    for piece in found.pieces:
+        by_path[piece.path].append(piece)
+    work = sorted(by_path.values(), key=lambda pieces: -sum(piece.length for piece in pieces))
+
+    def read(pieces: list[Piece]) -> tuple[int, int]:
+        return retry_stale(lambda: _read_file(folder, pieces, on_bytes, is_cached=is_cached))
+
+    counts = run_readers(work, read, readers)
+    size, unsealed = sum(count for count, _ in counts), sum(count for _, count in counts)
     if unsealed:
         detail = f"{size} bytes read; {unsealed} of them carry no checksum"
         return Reading(is_whole=True, detail=detail, size=size, unsealed=unsealed)
     return Reading(is_whole=True, detail=f"{len(found.files)} files, {size} bytes", size=size)
 
 
-def _read_piece(fd: int, piece: Piece, on_bytes: Callable[[int], None]) -> tuple[int, int]:
-    """(bytes read, bytes among them without a checksum)."""
+def _read_file(folder: Path, pieces: list[Piece], on_bytes: OnBytes, *, is_cached: bool) -> tuple[int, int]:
+    """(bytes read, bytes among them without a checksum) of the pieces of one file."""
+    size = unsealed = 0
+    with _tree(folder) as tree, tree.open(pieces[0].path) as fd:
+        if not is_cached:
+            drop_cached_pages(fd)
+        for piece in pieces:
+            size += piece.length
+            unsealed += _read_piece(fd, piece, on_bytes)
+        if not is_cached:
+            drop_cached_pages(fd)
+    return size, unsealed
+
+
+def _read_piece(fd: int, piece: Piece, on_bytes: OnBytes) -> int:
+    """Bytes read without a checksum."""
     if piece.seal == "zip":
         try:
-            result = torchzip.read_back(fd, piece.offset, piece.length, on_bytes=on_bytes)
+            return torchzip.read_back(fd, piece.offset, piece.length, on_bytes=on_bytes).unsealed
         except Broken as error:
             raise Broken(f"{piece.path}: {error}") from None
-        return piece.length, result.unsealed
-    at, end = piece.offset, piece.offset + piece.length
-    while at < end:
-        data = read_at(fd, at, min(torchzip.CHUNK_BYTES, end - at))
-        if not data:
-            raise Broken(f"{piece.path} is cut")
-        at += len(data)
-        on_bytes(len(data))
-    return piece.length, piece.length
-
-
-def _drop_cached_pages(fd: int) -> None:
-    """What is in memory may be right while the medium is wrong."""
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    except OSError:
-        return
+    if read_portions(fd, piece.offset, piece.length, lambda portion: on_bytes(len(portion))) < piece.length:
+        raise Broken(f"{piece.path} is cut")
+    return piece.length

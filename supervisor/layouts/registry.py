@@ -48,6 +48,11 @@ _UNNAMED = Layout(name="dcp", find=torchtitan.find, inspect=_inspect_unnamed, pa
 _TOLD_BY_NAME = ("megatron", "huggingface", "lightning", "deepspeed")
 
 
+def tell_layout(name: str) -> str:
+    """The layout that gives checkpoints this name; "" when the name does not tell."""
+    return next((layout for layout in _TOLD_BY_NAME if LAYOUTS[layout].find([name])), "")
+
+
 def choose(names: Sequence[str]) -> tuple[Layout, str]:
     """The layout that most names belong to, and what to tell a person when others are there too (else "").
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from supervisor.layouts.bulk import OnBytes, read_portions
 from supervisor.layouts.tree import Broken, read_at
 
 MAX_DIRECTORY_BYTES = 32 * 1024 * 1024
 MAX_ENTRIES = 500_000
-CHUNK_BYTES = 4 * 1024 * 1024
 
 _LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _LOCATOR_64, _END_64 = b"PK\x06\x07", b"PK\x06\x06"
@@ -65,9 +65,7 @@ def list_entries(fd: int, offset: int, length: int) -> tuple[ZipEntry, ...]:
     return entries
 
 
-def read_back(
-    fd: int, offset: int, length: int, *, on_bytes: Callable[[int], None] = lambda _count: None
-) -> ReadResult:
+def read_back(fd: int, offset: int, length: int, *, on_bytes: OnBytes = lambda _count: None) -> ReadResult:
     """Every byte of every entry against its CRC32; raises Broken on the first that does not match.
 
     torch can be told to write no checksums (all are 0 then): such a zip is read, and nothing is proven.
@@ -94,15 +92,16 @@ def data_start(fd: int, offset: int, entry: ZipEntry) -> int:
     return offset + entry.offset + _LOCAL_SIZE + int(name_size) + int(extra_size)
 
 
-def _read_entry(fd: int, offset: int, entry: ZipEntry, on_bytes: Callable[[int], None]) -> int:
-    at, left, crc = data_start(fd, offset, entry), entry.size, 0
-    while left:
-        data = read_at(fd, at, min(CHUNK_BYTES, left))
-        if not data:
-            raise Broken(f"entry {entry.name} is cut")
-        crc = zlib.crc32(data, crc)
-        at, left = at + len(data), left - len(data)
-        on_bytes(len(data))
+def _read_entry(fd: int, offset: int, entry: ZipEntry, on_bytes: OnBytes) -> int:
+    crc = 0
+
+    def use(portion: memoryview) -> None:
+        nonlocal crc
+        crc = zlib.crc32(portion, crc)
+        on_bytes(len(portion))
+
+    if read_portions(fd, data_start(fd, offset, entry), entry.size, use) < entry.size:
+        raise Broken(f"entry {entry.name} is cut")
     return crc
 
 

@@ -11,7 +11,8 @@ import pytest
 import xxhash
 
 from supervisor.model import Verification
-from supervisor.verify import Readback, Verifier, verify_checkpoint
+from supervisor.layouts.own import Readback, verify_checkpoint
+from supervisor.verify import Verifier
 from trainer import contract
 from trainer.contract import Manifest, ManifestFile, RunPaths
 
@@ -107,7 +108,7 @@ def test_a_checkpoint_that_was_removed_or_can_t_be_read_is_unknown(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "readv", fail)
+        patch.setattr(os, "preadv", fail)
         assert verify(folder).ok is None
     (folder / contract.MANIFEST_NAME).unlink()
     assert verify(folder).ok is None
