@@ -34,7 +34,7 @@ from trainer.leases import read_leases
 from trainer.mover import start_mover
 from trainer.stored import Found, read_manifest, remove_checkpoint
 from trainer.tiers import LocalTier
-from trainer.uploads import Mover, MoverPlace, choose_expired, choose_part, choose_pending
+from trainer.uploads import Job, Mover, MoverPlace, choose_expired, choose_part, choose_pending
 
 
 def place_of(tmp_path: Path, **values: Any) -> MoverPlace:
@@ -147,9 +147,12 @@ def test_nothing_is_pruned_while_it_is_being_copied(tmp_path: Path, monkeypatch:
     held: list[frozenset[str]] = []
     mover = Mover(place_of(tmp_path))
     copy = mover._copy
-    monkeypatch.setattr(
-        mover, "_copy", lambda job: (held.append(read_leases(tmp_path / "run", since_attempt=1)), copy(job))
-    )
+
+    def copy_and_look(job: Job) -> None:
+        held.append(read_leases(tmp_path / "run", since_attempt=1))
+        copy(job)
+
+    monkeypatch.setattr(mover, "_copy", copy_and_look)
     mover.step()
     assert held == [frozenset({"step-5.a1"})]
     assert read_leases(tmp_path / "run", since_attempt=1) == frozenset()
