@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from supervisor.model import Verification
 from supervisor.layouts.own import Readback, verify_checkpoint
+from supervisor.model import Verification
 from supervisor.verify import Verifier
 from trainer import contract
 from trainer.contract import Manifest, ManifestFile, RunPaths
