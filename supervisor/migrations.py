@@ -79,6 +79,7 @@ CREATE TABLE runs (
   changed_at TEXT NOT NULL,
   released_at TEXT,
   save_asked_at TEXT,
+  skips_released_at TEXT,
   final_step INTEGER
 );
 

@@ -236,6 +236,7 @@ class Run:
     changed_at: datetime = EPOCH
     released_at: datetime | None = None  # restarts before this are forgiven
     save_asked_at: datetime | None = None  # when a person last asked for a save now
+    skips_released_at: datetime | None = None  # batches at which the loss went wrong before this are left out
     final_step: int | None = None
 
     @property

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Generic, TypeVar
 
 from slurm.types import JobRecord, NodeRecord
-from trainer.contract import CheckResult, ExitRecord, LaunchReport, NodeReport, Outcome, Progress
+from trainer.contract import CheckResult, Divergence, ExitRecord, LaunchReport, NodeReport, Outcome, Progress
 
 T = TypeVar("T")
 
@@ -82,6 +82,7 @@ class RunView:
     log: Seen[int] | None = None  # size of the job's log, bytes: the sign of life of a script that reports no progress
     exit: ExitRecord | None = None
     outcome: Outcome | None = None
+    divergence: Divergence | None = None  # the training's finding that its loss went wrong
     node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended
     log_tail: str = ""  # end of the job's log, read once the attempt has ended
     checkpoints: tuple[CheckpointView, ...] = ()

@@ -204,6 +204,7 @@ class RunDirReader:
             log=log.seen(now),
             exit=findings.exit,
             outcome=findings.outcome,
+            divergence=findings.divergence,
             node_reports=findings.node_reports,
             log_tail=findings.log_tail,
             checkpoints=findings.checkpoints,

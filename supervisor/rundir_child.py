@@ -33,6 +33,7 @@ from trainer.contract import (
     MANIFEST_NAME,
     VERIFIED_NAME,
     ContractError,
+    Divergence,
     ExitRecord,
     LaunchReport,
     Manifest,
@@ -97,6 +98,7 @@ class Findings:
     log_bytes: int | None = None  # size of the job's log
     exit: ExitRecord | None = None
     outcome: Outcome | None = None
+    divergence: Divergence | None = None
     node_reports: tuple[NodeReport, ...] = ()
     log_tail: str = ""
     checkpoints: tuple[CheckpointView, ...] = ()
@@ -151,6 +153,7 @@ def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) ->
     progress, progress_content = _read_record(Progress, paths.progress(attempt), SMALL_BYTES, attempt, notes)
     launch, launch_content = _read_record(LaunchReport, paths.launch_report(attempt), LAUNCH_BYTES, attempt, notes)
     exit_record, _ = _read_record(ExitRecord, paths.exit_record(attempt), LAUNCH_BYTES, attempt, notes)
+    divergence, _ = _read_record(Divergence, paths.divergence(attempt), SMALL_BYTES, attempt, notes)
     views: tuple[CheckpointView, ...] = ()
     unknown: tuple[Key, ...] = ()
     if question.layout == "supervisor":
@@ -163,6 +166,7 @@ def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) ->
         launch_content=launch_content,
         log_bytes=_read_size(log, question.offset),
         exit=exit_record,
+        divergence=divergence,
         checkpoints=views,
         unknown_checkpoints=unknown,
     )

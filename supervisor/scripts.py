@@ -570,9 +570,14 @@ def contract_environment(run: Run, attempt: Attempt) -> dict[str, str]:
         contract.ENV_RESUME_FROM: path,
         contract.ENV_RESUME_STEP: step,
         contract.ENV_CHECKPOINT_EVERY_S: f"{every_s_of(run, attempt):g}",
-        contract.ENV_SKIP_SAMPLES: ",".join(f"{part.first}-{part.end}" for part in attempt.skip_samples),
+        **_skip_environment(attempt),
         **loss_environment(run.spec),
     }
+
+
+def _skip_environment(attempt: Attempt) -> dict[str, str]:
+    parts = ",".join(f"{part.first}-{part.end}" for part in attempt.skip_samples)
+    return {contract.ENV_SKIP_SAMPLES: parts} if parts else {}
 
 
 def every_s_of(run: Run, attempt: Attempt) -> float:

@@ -383,7 +383,10 @@ def _release(asked: Asked) -> Decision:
         paused = f"; `supervisor resume {run.name}` ends its pause" if run.is_paused else ""
         return refuse(CONFLICT, f"run {run.name} is {run.state}: only a held or a stopped run can be released{paused}")
     changes = {"state": RunState.ACTIVE, "released_at": asked.now, "reason": ""}
-    return _change(asked, run, f"run {run.name} is released", **changes)
+    if not asked.request.body.get("skip_batches"):
+        return _change(asked, run, f"run {run.name} is released", **changes)
+    message = f"run {run.name} is released, and leaves out the batches at which its loss went wrong"
+    return _change(asked, run, message, skips_released_at=asked.now, **changes)
 
 
 def _save(asked: Asked) -> Decision:

@@ -12,6 +12,7 @@ from supervisor.attribution.exits import read_exit
 from supervisor.attribution.signs import Sign, Weight, find_signs
 from supervisor.attribution.torchrun import parse_failures
 from supervisor.model import Cause, RunView
+from trainer.contract import Divergence
 
 MAX_EVIDENCE = 10
 MAX_TEXT = 64 * 1024  # of each source
@@ -20,6 +21,8 @@ MAX_TOTAL = 4 * 1024 * 1024  # of all node reports; those of nodes that ended ba
 
 def attribute(view: RunView, job: JobRecord | None) -> Cause:
     """One cause with its evidence, best first; kind "unknown" when nothing says anything."""
+    if view.divergence is not None:
+        return _read_divergence(view.divergence)
     signs = _name_nodes(_translate_hosts(_gather(view, job), view, job))
     if not signs:
         return Cause(kind="unknown", sentence=_last_resort(view, job))
@@ -34,6 +37,12 @@ def attribute(view: RunView, job: JobRecord | None) -> Cause:
         is_curable=best.is_curable or _is_one_node_s_disk(best, signs, view),
         blames_node=best.blames_node and node is not None,
     )
+
+
+def _read_divergence(record: Divergence) -> Cause:
+    """What the training found of its own loss comes first, and is no node's fault: what follows are consequences."""
+    what = "jumped" if record.kind == "spike" else "is not a number"
+    return Cause(kind="divergence", sentence=f"the loss {what} since step {record.onset_step}")
 
 
 # ---------------------------------------------------------------- gathering

@@ -13,6 +13,7 @@ _CONTRACT_CODES = frozenset(
         contract.EXIT_NODE_CHECK_FAILED,
         contract.EXIT_NODE_SILENT,
         contract.EXIT_CHECKPOINT_REJECTED,
+        contract.EXIT_DIVERGED,
     }
 )
 _CRASHES = frozenset({4, 7, 8, 11})

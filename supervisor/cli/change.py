@@ -53,15 +53,19 @@ def resume(*, run: str | None, dry_run: bool, as_json: bool, settings: Settings)
 
 @click.command()
 @click.argument("run")
+@click.option(
+    "--skip-batches", is_flag=True, help="Leave out the batches at which its loss went wrong, as a rollback does."
+)
 @dry_run_option
 @json_option
 @config_option
-def release(*, run: str, dry_run: bool, as_json: bool, settings: Settings) -> None:
+def release(*, run: str, skip_batches: bool, dry_run: bool, as_json: bool, settings: Settings) -> None:
     """Start a held or stopped RUN again.
 
-    It goes on from its newest verified checkpoint; what failed before no longer counts against it.
+    It goes on from its newest verified checkpoint that is not suspect; what failed before no longer counts against it.
     """
-    _ask(settings, {"verb": "release", "run": run, "dry_run": dry_run}, as_json=as_json)
+    request = {"verb": "release", "run": run, "dry_run": dry_run, "skip_batches": skip_batches}
+    _ask(settings, request, as_json=as_json)
 
 
 @click.command()

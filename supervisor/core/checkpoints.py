@@ -153,6 +153,14 @@ def resume_path(run_dir: Path, resume: ResumePoint) -> str:
     return point.path if point.stamp else str(RunPaths(run_dir).checkpoint(point.step, point.attempt))
 
 
+def find_resumed(attempt: Attempt, checkpoints: Sequence[Checkpoint], run_dir: Path) -> Checkpoint | None:
+    """The checkpoint that an attempt was given; None: none, or one that is not known any more."""
+    if not attempt.resume_path:
+        return None
+    there = (c for c in checkpoints if c.step == attempt.resume_step)
+    return next((c for c in there if resume_path(run_dir, ResumePoint(checkpoint=c)) == attempt.resume_path), None)
+
+
 def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, since: datetime | None) -> ResumePoint:
     """The newest checkpoint that may be believed.
 
@@ -180,8 +188,15 @@ def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, si
     if usable and spec.resume_from_complete:
         return ResumePoint(checkpoint=usable[0], why="newest complete; none is verified, and it was allowed")
     if counted:
-        return ResumePoint(is_lost=True, why=f"none of {len(counted)} known checkpoints can be used")
+        return ResumePoint(is_lost=True, why=why_none_usable(counted))
     return ResumePoint(why="no checkpoint yet")
+
+
+def why_none_usable(counted: Sequence[Checkpoint]) -> str:
+    """What stands in the way of every one of these."""
+    suspect = sum(1 for c in counted if c.state is CheckpointState.SUSPECT)
+    since = f" ({suspect} are suspect: made when the loss had gone wrong)" if suspect else ""
+    return f"none of {len(counted)} known checkpoints can be used{since}"
 
 
 def choose_prunable(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec) -> tuple[Checkpoint, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from slurm.pending import explain_start_failure, is_launch_failure
 from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState
+from supervisor.core.divergence import describe_fault, read_fault
 from supervisor.core.sight import SECOND_LOOK_S, Sight, is_alive
 from supervisor.core.stalls import judge_stall
 from supervisor.model import (
@@ -52,7 +53,41 @@ def judge_end(sight: Sight, *, is_paused: bool = False) -> Ended | None:
     ended = next((ended for row in rows if (ended := row(sight)) is not None), None)
     if ended is not None and ended.end is not AttemptEnd.STOPPED and _awaits_folder(sight):
         return None
-    return _judge_planned_work(sight, replace(ended, nodes=_own_nodes(sight, ended.nodes))) if ended else None
+    if ended is None:
+        return None
+    return _judge_divergence(sight, _judge_planned_work(sight, replace(ended, nodes=_own_nodes(sight, ended.nodes))))
+
+
+def _judge_divergence(sight: Sight, ended: Ended) -> Ended:
+    """An end of a training that has found its loss wrong is that, whatever its exit code; a person's own stop stays.
+
+    No node is to blame for it. One that has shown by itself that it is gone is still named.
+    """
+    record = sight.view.divergence if sight.view is not None else None
+    if ended.end in _BY_A_PERSON or (record is None and ended.end is not AttemptEnd.DIVERGED):
+        return ended
+    gone = {s.node for s in (*sight.silent, *sight.failed_by_slurm)}
+    return replace(
+        ended,
+        end=AttemptEnd.DIVERGED,
+        detail=describe_fault(read_fault(record)),
+        nodes=tuple(node for node in ended.nodes if node in gone),
+        hint=None,
+        evidence=(*_describe_record(record), f"ended: {ended.detail}", *ended.evidence),
+        is_curable=True,
+    )
+
+
+_BY_A_PERSON = frozenset({AttemptEnd.STOPPED, AttemptEnd.CANCELLED})
+
+
+def _describe_record(record: contract.Divergence | None) -> tuple[str, ...]:
+    if record is None:
+        return ()
+    loss = "not a finite number" if record.loss is None else f"{record.loss:.6g}"
+    score = "" if record.score is None else f", score {record.score:.3g}"
+    samples = f"samples {record.first_sample} to {record.end_sample - 1}" if record.end_sample else "samples not named"
+    return (f"divergence.json: {record.kind[:40]} since step {record.onset_step}, loss {loss}{score}, {samples}",)
 
 
 def _awaits_folder(sight: Sight) -> bool:
@@ -95,6 +130,7 @@ _EXIT_ENDS: dict[int, AttemptEnd] = {
     contract.EXIT_DO_NOT_RESTART: AttemptEnd.DO_NOT_RESTART,
     contract.EXIT_NODE_CHECK_FAILED: AttemptEnd.NODE_CHECK,
     contract.EXIT_CHECKPOINT_REJECTED: AttemptEnd.CHECKPOINT_REJECTED,
+    contract.EXIT_DIVERGED: AttemptEnd.DIVERGED,
 }
 
 

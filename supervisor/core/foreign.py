@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from supervisor.core.checkpoints import LOAD_FAILURES_TO_REJECT, ResumePoint
+from supervisor.core.checkpoints import LOAD_FAILURES_TO_REJECT, ResumePoint, why_none_usable
 from supervisor.model import (
     Attempt,
     AttemptEnd,
@@ -187,7 +187,7 @@ def choose_foreign_resume(
     counted = [c for c in checkpoints if c.state not in (CheckpointState.FENCED, CheckpointState.PRUNED)]
     newest = max((c for c in counted if c.state in _USABLE), key=lambda c: c.key, default=None)
     if newest is None and counted:
-        return ResumePoint(is_lost=True, why=f"none of {len(counted)} known checkpoints can be used")
+        return ResumePoint(is_lost=True, why=why_none_usable(counted))
     if newest is None:
         return ResumePoint(why="no checkpoint yet")
     is_recent = newest.verified_at is not None and (since is None or newest.verified_at >= since)

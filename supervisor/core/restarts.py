@@ -31,6 +31,7 @@ _FREE_ENDS = frozenset(
         AttemptEnd.MAINTENANCE,
         AttemptEnd.LOST,
         AttemptEnd.STOPPED,
+        AttemptEnd.DIVERGED,  # [divergence] max_rollbacks
     }
 )
 # Ends that a node or the cluster brought about. They have a budget of their own: a bad week of the nodes must not use
@@ -91,7 +92,7 @@ def _is_ahead(attempt: Attempt, attempts: Sequence[Attempt]) -> bool:
 
 def _is_fruitful(attempt: Attempt, checkpoints: Sequence[Checkpoint], *, may_be_unread: bool) -> bool:
     return any(
-        (c.verified_at is not None and c.state is not CheckpointState.FENCED)
+        (c.verified_at is not None and c.state not in (CheckpointState.FENCED, CheckpointState.SUSPECT))
         or ((may_be_unread or c.stamp) and c.state is CheckpointState.COMPLETE)
         for c in checkpoints
         if c.attempt == attempt.number and c.step > attempt.resume_step
@@ -125,6 +126,11 @@ _AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Af
         lambda a: a.last.end is AttemptEnd.DO_NOT_RESTART,
         RunState.HELD,
         lambda a: f"a restart can't cure this: {a.last.end_detail}",
+    ),
+    (
+        lambda a: a.last.end is AttemptEnd.DIVERGED and not (a.last.loss_fault and a.last.loss_fault.is_rolled_back),
+        RunState.HELD,
+        lambda a: a.last.end_detail,
     ),
     (
         lambda a: a.run.final_step is not None and a.last.resume_step >= a.run.final_step,

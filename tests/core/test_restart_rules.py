@@ -33,6 +33,9 @@ def after(end: AttemptEnd, *, of: Any = RUN, failures: int = 1, **changes: Any) 
     return judged[0] if judged else None
 
 
+_LAST_ENDS = {"finished", "cancelled", "refused", "do_not_restart", "diverged"}
+
+
 @pytest.mark.parametrize(
     ("end", "state"),
     [
@@ -40,7 +43,8 @@ def after(end: AttemptEnd, *, of: Any = RUN, failures: int = 1, **changes: Any) 
         (AttemptEnd.CANCELLED, RunState.HELD),
         (AttemptEnd.REFUSED, RunState.HELD),
         (AttemptEnd.DO_NOT_RESTART, RunState.HELD),
-        *((end, None) for end in AttemptEnd if end.value not in {"finished", "cancelled", "refused", "do_not_restart"}),
+        (AttemptEnd.DIVERGED, RunState.HELD),  # unless a rollback was decided
+        *((end, None) for end in AttemptEnd if end.value not in _LAST_ENDS),
     ],
 )
 def test_each_end_has_its_aftermath(end: AttemptEnd, state: RunState | None) -> None:

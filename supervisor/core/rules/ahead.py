@@ -17,7 +17,8 @@ from datetime import timedelta
 from slurm.pending import is_launch_failure
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import foreign, restarts
+from supervisor.core import elastic, foreign, restarts
+from supervisor.core.divergence import choose_skips
 from supervisor.core.draft import Draft
 from supervisor.core.identity import fold_submission, is_own
 from supervisor.core.interval import carried_every_s
@@ -41,7 +42,10 @@ def queue(draft: Draft, name: str) -> None:
     run, last, records = draft.runs[name], draft.last_attempt(name), draft.records
     if last is None or records is None or not _is_wanted(draft, run, last):
         return
-    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    view = draft.view(name)
+    is_elastic = view is None or view.progress is None or view.progress.value.is_elastic
+    fixed = elastic.find_next_size(run, last, draft.checkpoints(name), is_elastic=is_elastic)
+    spec = elastic.fix_size(restarts.locate(run.spec, draft.snapshot.default_partition), fixed)
     size = restarts.choose_size(spec, records, draft.nodes, ours=frozenset(last.nodes))
     resume = _choose_link(draft, run) if run.script is not None else checkpoint_rules.ResumePoint()
     if not size.nodes or resume.is_lost:
@@ -60,6 +64,7 @@ def queue(draft: Draft, name: str) -> None:
         resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
         planned_at=draft.now,
         checkpoint_every_s=carried_every_s(run.spec.checkpoint, draft.attempts(name)),
+        skip_samples=choose_skips(run, draft.attempts(name)),
     )
     draft.put(attempt, reason)
     draft.intend(Intent(kind=IntentKind.SUBMIT, key=_submit_key(attempt), reason=reason, run=name, attempt=number))
@@ -150,6 +155,8 @@ def _why_not_needed(draft: Draft, run: Run, ahead: Attempt) -> str:
     condemned = {n for n, m in draft.nodes.items() if m.verdict is Verdict.BROKEN} - set(ahead.exclude)
     if condemned:
         return f"{', '.join(sorted(condemned))} must not be given to it"
+    if why := _why_unsound(draft, run, ahead):
+        return why
     job = _find_job(draft, ahead)
     if job is None:
         is_gone = ahead.started_at is None and _is_absent(draft, ahead)
@@ -161,8 +168,30 @@ def _why_not_needed(draft: Draft, run: Run, ahead: Attempt) -> str:
     return ""
 
 
-def promote(draft: Draft, run: Run, ahead: Attempt, resume: checkpoint_rules.ResumePoint, *, fit: int) -> None:
+def _why_unsound(draft: Draft, run: Run, ahead: Attempt) -> str:
+    """A script's job reads its environment once, and its link once it has begun: neither may be what is wrong now."""
+    if run.script is None:
+        return ""
+    if choose_skips(run, draft.attempts(run.name)) != ahead.skip_samples:
+        return "the batches that are left out have changed since it was submitted"
+    suspect = {c.path for c in draft.checkpoints(run.name) if c.state is CheckpointState.SUSPECT}
+    has_read_it = ahead.started_at is not None and ahead.resume_path in suspect
+    return "it has begun from a checkpoint that is suspect now" if has_read_it else ""
+
+
+def promote(
+    draft: Draft,
+    run: Run,
+    ahead: Attempt,
+    resume: checkpoint_rules.ResumePoint,
+    *,
+    fit: int,
+    fixed: elastic.FixedSize | None = None,
+) -> None:
     """Make it the run's newest attempt, with a resume point chosen as for any other; `fit`: healthy nodes."""
+    if fixed is not None and fixed.nodes not in (0, ahead.nodes_wanted):
+        _end(draft, ahead, f"it wants {ahead.nodes_wanted} nodes, and {fixed.nodes} are needed: {fixed.why}")
+        return
     if fit < ahead.nodes_wanted + ahead.spares:
         _end(draft, ahead, f"{fit} healthy nodes are left, it wants {ahead.nodes_wanted + ahead.spares}")
         return
@@ -180,7 +209,8 @@ def promote(draft: Draft, run: Run, ahead: Attempt, resume: checkpoint_rules.Res
     )
     if run.script is None:  # a script's environment was fixed when it was submitted
         every_s = carried_every_s(run.spec.checkpoint, draft.attempts(run.name))
-        promoted = replace(promoted, checkpoint_every_s=every_s)
+        skips = choose_skips(run, draft.attempts(run.name))
+        promoted = replace(promoted, checkpoint_every_s=every_s, skip_samples=skips)
     _put_promoted(draft, run, promoted, reason)
     if run.script is None:
         draft.intend(

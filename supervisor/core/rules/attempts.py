@@ -8,13 +8,14 @@ from datetime import datetime, timedelta
 from slurm.types import JobRecord
 from supervisor.core import checkpoints as checkpoint_rules
 from supervisor.core import nodes as node_rules
-from supervisor.core import restarts
+from supervisor.core import elastic, restarts
 from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
 from supervisor.core.ends import Ended, judge_end
 from supervisor.core.identity import find_strays, is_own
 from supervisor.core.reliability import find_resume_step
 from supervisor.core.rules.checkpoints import put_checkpoint
+from supervisor.core.rules.divergence import take_in_fault
 from supervisor.core.rules.nodes import condemn
 from supervisor.core.rules.runs import hold
 from supervisor.core.sight import ABSENT_MARGIN_S, Sight, find_sight, has_unregistered, is_alive
@@ -163,7 +164,10 @@ def _choose_smaller(draft: Draft, run: Run, attempt: Attempt) -> int:
         return 0
     if isinstance(nodes, Stale) or nodes.asked_at < attempt.submitted_at:
         return 0
-    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    before = [a for a in draft.attempts(run.name) if a.number < attempt.number]
+    resumed = checkpoint_rules.find_resumed(attempt, draft.checkpoints(run.name), run.spec.run_dir)
+    fixed = elastic.find_fixed_size(run, before, resumed)
+    spec = elastic.fix_size(restarts.locate(run.spec, draft.snapshot.default_partition), fixed)
     return restarts.choose_smaller(spec, attempt, nodes.value, draft.nodes)
 
 
@@ -195,7 +199,8 @@ def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
         exit_code=ended.exit_code,
         last_step=last_step_seen(sight),
     )
-    draft.put(over, ended.detail)
+    over = take_in_fault(draft, sight, over)
+    draft.put(over, over.end_detail)
     if ended.end is AttemptEnd.CHECKPOINT_REJECTED:
         _count_load_failure(draft, sight)
     reasons = {s.node: s.evidence for s in (*sight.silent, *sight.failed_by_slurm)}
@@ -208,7 +213,7 @@ def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
                 run=attempt.run,
                 attempt=attempt.number,
                 kind=ended.end.value,
-                cause=ended.detail,
+                cause=over.end_detail,
                 node=ended.nodes[0] if ended.nodes else ended.hint,
                 is_planned=ended.end in PLANNED_ENDS,
                 detected_at=draft.now,

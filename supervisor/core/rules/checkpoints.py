@@ -13,6 +13,7 @@ from supervisor.model import (
     IntentKind,
     IntentState,
     Run,
+    RunState,
     RunView,
 )
 
@@ -98,7 +99,8 @@ def put_checkpoint(draft: Draft, checkpoint: Checkpoint, why: str, *, is_told: b
         draft.tell(f"corrupt:{checkpoint.path}", f"checkpoint {name} is refused: {why}", run=checkpoint.run)
 
 
-def _verify_key(checkpoint: Checkpoint) -> str:
+def verify_key(checkpoint: Checkpoint) -> str:
+    """The key of the intent to read a checkpoint back."""
     return f"verify:{checkpoint.run}:{checkpoint.step}:{checkpoint.attempt}"
 
 
@@ -109,7 +111,7 @@ def learn_verifications(draft: Draft) -> None:
         if before is None:
             continue
         learnt = checkpoint_rules.fold_verification(before, result)
-        intent = draft.open_intent(_verify_key(before))
+        intent = draft.open_intent(verify_key(before))
         if learnt is None:
             draft.note(f"checkpoint step {result.step}: could not be read back: {result.detail}")
             continue
@@ -123,7 +125,7 @@ def intend_verify(draft: Draft, checkpoint: Checkpoint, why: str) -> None:
     draft.intend(
         Intent(
             kind=IntentKind.VERIFY,
-            key=_verify_key(checkpoint),
+            key=verify_key(checkpoint),
             reason=why,
             run=checkpoint.run,
             attempt=checkpoint.attempt,
@@ -149,8 +151,9 @@ def prune(draft: Draft, run: Run) -> None:
         return  # they are the training's, and it removes them as it likes
     last = draft.last_attempt(run.name)
     in_use = last.resume_path if last is not None and not last.is_over else None
+    is_held = run.state is not RunState.ACTIVE  # a person may want to look at what is suspect
     for checkpoint in checkpoint_rules.choose_prunable(draft.checkpoints(run.name), run.spec.checkpoint):
-        if checkpoint.path == in_use:
+        if checkpoint.path == in_use or (checkpoint.state is CheckpointState.SUSPECT and is_held):
             continue
         draft.intend(
             Intent(

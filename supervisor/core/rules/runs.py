@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import foreign, restarts
+from supervisor.core import elastic, foreign, restarts
 from supervisor.core import nodes as node_rules
+from supervisor.core.divergence import choose_skips
 from supervisor.core.draft import Draft
 from supervisor.core.identity import find_strays
 from supervisor.core.interval import carried_every_s
@@ -82,20 +83,38 @@ def start(draft: Draft, name: str) -> None:
         ours |= ahead_rules.find_nodes(draft, ahead)
     silent = node_rules.silent_ports(draft.snapshot.ports) & candidates
     silent |= node_rules.find_stuck(draft.snapshot, draft.now)
-    spec = restarts.locate(run.spec, draft.snapshot.default_partition)
+    fixed = _find_fixed_size(draft, run, last, resume)
+    if why := elastic.judge_size(run.spec, fixed):
+        hold(draft, name, f"{why}. Release the run to resume on as many as there are")
+        return
+    spec = elastic.fix_size(restarts.locate(run.spec, draft.snapshot.default_partition), fixed)
     size = restarts.choose_size(spec, records, draft.nodes, ours=ours, silent=silent)
     if ahead is not None:
-        ahead_rules.promote(draft, run, ahead, resume, fit=size.fit)
+        ahead_rules.promote(draft, run, ahead, resume, fit=size.fit, fixed=fixed)
         return
     if not size.nodes and run.script is not None and last is None:
         size = restarts.choose_first_size(spec, records, draft.nodes)
     if not size.nodes:
-        text = f"waiting: {size.fit} healthy nodes, the minimum is {run.spec.nodes.min}"
+        text = f"waiting: {size.fit} healthy nodes, the minimum is {spec.nodes.min}"
+        if fixed is not None and spec.nodes.min > run.spec.nodes.min:
+            text = f"waiting: {size.fit} healthy nodes, {spec.nodes.min} are needed again: {fixed.why}"
         draft.note(f"{name}: {text}")
         draft.put(replace(run, reason=text), text)
         draft.wake_within(draft.policy.poll_interval_s)
         return
     _plan_attempt(draft, run, resume, size)
+
+
+def _find_fixed_size(
+    draft: Draft, run: Run, last: Attempt | None, resume: checkpoint_rules.ResumePoint
+) -> elastic.FixedSize | None:
+    """The only size that the resume point allows, unless a person was asked about it and said: go on."""
+    fixed = elastic.find_fixed_size(run, draft.attempts(run.name), resume.checkpoint)
+    is_asked = bool(elastic.judge_size(run.spec, fixed)) and run.released_at is not None
+    is_answer = (
+        last is None or last.over_at is None or (run.released_at is not None and last.over_at <= run.released_at)
+    )
+    return None if is_asked and is_answer else fixed
 
 
 def _is_startable(run: Run, last: Attempt | None) -> bool:
@@ -213,6 +232,7 @@ def _plan_attempt(draft: Draft, run: Run, resume: checkpoint_rules.ResumePoint, 
         resume_path=checkpoint_rules.resume_path(run.spec.run_dir, resume),
         planned_at=draft.now,
         checkpoint_every_s=carried_every_s(run.spec.checkpoint, draft.attempts(run.name)),
+        skip_samples=choose_skips(run, draft.attempts(run.name)),
     )
     draft.put(attempt, reason)
     if run.reason:
