@@ -70,6 +70,7 @@ __all__ = [
     "choose_prunable",
     "choose_resume",
     "copy_checkpoint",
+    "copy_file",
     "describe_file",
     "find_checkpoints",
     "judge_files",
@@ -254,7 +255,7 @@ def copy_checkpoint(source: Path, destination: Path) -> Manifest:
     manifest = parse_manifest(source, data)
     remove_checkpoint(destination)
     try:
-        judge_files(source, [_copy_file(source, destination, file) for file in manifest.files])
+        judge_files(source, [copy_file(source, destination, file) for file in manifest.files])
         for folder in {(destination / file.path).parent for file in manifest.files}:
             fsync_dir(folder)
         judge_files(destination, [check_file(destination, f, from_storage=True) for f in manifest.files])
@@ -267,7 +268,8 @@ def copy_checkpoint(source: Path, destination: Path) -> Manifest:
     return manifest
 
 
-def _copy_file(source: Path, destination: Path, expected: ManifestFile) -> FileVerdict:
+def copy_file(source: Path, destination: Path, expected: ManifestFile) -> FileVerdict:
+    """Copy one file of a checkpoint to another folder, durable there, and say what was read; raises OSError."""
     target = destination / expected.path
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = xxhash.xxh3_128()
