@@ -87,6 +87,8 @@ class RunView:
     log_tail: str = ""  # end of the job's log, read once the attempt has ended
     checkpoints: tuple[CheckpointView, ...] = ()
     unknown_checkpoints: tuple[tuple[int, int], ...] = ()  # (step, attempt): there, but could not be looked at
+    leased: tuple[str, ...] = ()  # folder names of checkpoints that this attempt reads or copies now
+    is_lease_unreadable: bool = False  # a lease is there and does not tell which
     unreadable: tuple[str, ...] = ()  # files that are not what the contract says
     checkpoints_unknown: str = ""  # why the folder of a foreign layout can't be looked at; empty: it could
     checkpoints_unknown_s: float = 0.0  # for how long

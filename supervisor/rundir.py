@@ -209,6 +209,8 @@ class RunDirReader:
             log_tail=findings.log_tail,
             checkpoints=findings.checkpoints,
             unknown_checkpoints=findings.unknown_checkpoints,
+            leased=findings.leased,
+            is_lease_unreadable=findings.is_lease_unreadable,
             unreadable=findings.unreadable + tuple(line for line in lost if line),
         )
 

@@ -40,6 +40,7 @@ from trainer.contract import (
     NodeReport,
     Outcome,
     Progress,
+    ReadLease,
     RunPaths,
     VerificationRecord,
 )
@@ -103,6 +104,8 @@ class Findings:
     log_tail: str = ""
     checkpoints: tuple[CheckpointView, ...] = ()
     unknown_checkpoints: tuple[Key, ...] = ()
+    leased: tuple[str, ...] = ()
+    is_lease_unreadable: bool = False
     unreadable: tuple[str, ...] = ()
 
 
@@ -158,6 +161,7 @@ def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) ->
     unknown: tuple[Key, ...] = ()
     if question.layout == "supervisor":
         views, unknown = cache.look(paths, time.monotonic() + question.budget_s, notes)
+    leases = _read_leases(paths, attempt, notes)
     log = Path(question.log_path) if question.log_path else paths.attempt_dir(attempt) / "job.log"
     findings = Findings(
         progress=progress,
@@ -169,11 +173,23 @@ def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) ->
         divergence=divergence,
         checkpoints=views,
         unknown_checkpoints=unknown,
+        leased=tuple(name for lease in leases if lease is not None for name in lease.checkpoints),
+        is_lease_unreadable=None in leases,
     )
     if question.is_final:
         findings = _add_last_words(findings, paths, attempt, notes)
         findings = replace(findings, log_tail=_read_log_tail(log, question.offset, notes))
     return replace(findings, unreadable=tuple(notes.lines))
+
+
+def _read_leases(paths: RunPaths, attempt: int, notes: Notes) -> list[ReadLease | None]:
+    """The leases that are there; None for one that does not tell what it is about."""
+    found = []
+    for path in (paths.read_lease(attempt), paths.upload_lease(attempt)):
+        lease, content = _read_record(ReadLease, path, SMALL_BYTES, attempt, notes)
+        if content.is_there:
+            found.append(lease)
+    return found
 
 
 def _read_size(path: Path, since: int) -> int | None:

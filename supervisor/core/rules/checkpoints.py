@@ -16,6 +16,7 @@ from supervisor.model import (
     RunState,
     RunView,
 )
+from trainer.contract import checkpoint_name
 
 _UNKNOWN_TELL_S = 60.0
 _UNKNOWN_SHOW_S = 3.0  # one late answer of a file system is no reason
@@ -144,16 +145,23 @@ def verify_new(draft: Draft, run: Run) -> None:
 
 
 def prune(draft: Draft, run: Run) -> None:
-    """Have checkpoints removed that are not kept; never the one in use."""
-    if draft.world.is_paused or draft.policy.is_observe_only or draft.view(run.name) is None:
+    """Have checkpoints removed that are not kept; never the one in use, nor any that the running attempt reads."""
+    view = draft.view(run.name)
+    if draft.world.is_paused or draft.policy.is_observe_only or view is None:
         return
     if foreign.is_foreign(run.spec.checkpoint):
         return  # they are the training's, and it removes them as it likes
     last = draft.last_attempt(run.name)
-    in_use = last.resume_path if last is not None and not last.is_over else None
+    is_running = last is not None and not last.is_over  # what an attempt that is over left behind holds nothing
+    if is_running and view.is_lease_unreadable:
+        return
+    in_use = last.resume_path if last is not None and is_running else None
+    leased = view.leased if is_running else ()
     is_held = run.state is not RunState.ACTIVE  # a person may want to look at what is suspect
     for checkpoint in checkpoint_rules.choose_prunable(draft.checkpoints(run.name), run.spec.checkpoint):
         if checkpoint.path == in_use or (checkpoint.state is CheckpointState.SUSPECT and is_held):
+            continue
+        if checkpoint_name(checkpoint.step, checkpoint.attempt) in leased:
             continue
         draft.intend(
             Intent(
