@@ -360,6 +360,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
         checkpoint.verify_on_head_max_bytes < 0,
         f"[checkpoint] verify_on_head_max_bytes must not be negative: {checkpoint.verify_on_head_max_bytes}",
     )
+    yield from _tier_problems(checkpoint)
     yield from _layout_problems(spec)
     yield from _progress_problems(spec)
     for key in (
@@ -389,6 +390,29 @@ def _interval_problems(checkpoint: CheckpointSpec) -> Iterator[Problem]:
     for mark in checkpoint.unfinished_markers:
         is_odd = not mark or "/" in mark or has_control(mark)
         yield is_odd, f'[checkpoint] unfinished_markers: "{shown(mark)}" is no end of a file\'s name'
+
+
+def _tier_problems(checkpoint: CheckpointSpec) -> Iterator[Problem]:
+    local, url = checkpoint.local_dir, checkpoint.object_url
+    yield (
+        bool(local) and (not local.startswith(("/", "$")) or has_control(local)),
+        f'[checkpoint] local_dir "{shown(local)}" is not an absolute path (it may begin with a $VARIABLE of the job)',
+    )
+    scheme, colon, place = url.partition("://")
+    yield (
+        bool(url) and (not scheme.isidentifier() or not colon or not place or has_control(url)),
+        f'[checkpoint] object_url "{shown(url)}" is no URL such as "s3://bucket/prefix"',
+    )
+    yield (
+        "@" in place.partition("/")[0] or "?" in place,
+        "[checkpoint] object_url: credentials and options do not belong in a run file, but in the job's environment",
+    )
+    yield (
+        checkpoint.object_keep_last < 2,
+        f"[checkpoint] object_keep_last must be at least 2, not {checkpoint.object_keep_last}",
+    )
+    rate = checkpoint.upload_mb_per_s
+    yield _is_below(rate), f"[checkpoint] upload_mb_per_s must be 0 (no bound) or more, not {rate:g}"
 
 
 def _divergence_problems(divergence: DivergenceSpec) -> Iterator[Problem]:

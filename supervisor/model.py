@@ -93,6 +93,10 @@ class CheckpointSpec:
     alert_after_s: float = 0.0  # someone is told when no save was verified for this long; 0: three intervals
     unfinished_markers: tuple[str, ...] = UNFINISHED_MARKERS  # a file of a checkpoint's name with this end: not whole
     keep_last: int = 3  # verified ones; never fewer than 2
+    local_dir: str = ""  # folder on each node's own disk that is written first, $VARIABLES of the job allowed; "": none
+    object_url: str = ""  # where verified ones are copied to, for fsspec, e.g. "s3://bucket/prefix"; "": nowhere
+    object_keep_last: int = 3  # of this run there; never fewer than 2
+    upload_mb_per_s: float = 0.0  # bound of each node's copying there; 0: none
     resume_from_complete: bool = False  # fall back to an unverified, complete checkpoint when none is verified
     verify_on_head_max_bytes: int = 20 * 1024**3  # larger ones are verified by the job's own nodes
 
