@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from slurm.types import JobRecord
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import nodes as node_rules
 from supervisor.core import elastic, restarts
+from supervisor.core import nodes as node_rules
 from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
 from supervisor.core.ends import Ended, judge_end
