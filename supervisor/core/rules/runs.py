@@ -110,11 +110,11 @@ def _find_fixed_size(
 ) -> elastic.FixedSize | None:
     """The only size that the resume point allows, unless a person was asked about it and said: go on."""
     fixed = elastic.find_fixed_size(run, draft.attempts(run.name), resume.checkpoint)
-    is_asked = bool(elastic.judge_size(run.spec, fixed)) and run.released_at is not None
-    is_answer = (
-        last is None or last.over_at is None or (run.released_at is not None and last.over_at <= run.released_at)
-    )
-    return None if is_asked and is_answer else fixed
+    if not elastic.judge_size(run.spec, fixed):
+        return fixed
+    ended_at = last.over_at if last is not None else None
+    is_answered = run.released_at is not None and (ended_at is None or ended_at <= run.released_at)
+    return None if is_answered else fixed
 
 
 def _is_startable(run: Run, last: Attempt | None) -> bool:
