@@ -428,7 +428,7 @@ def _divergence_problems(divergence: DivergenceSpec) -> Iterator[Problem]:
 
 
 _MIN_SPIKE_SCORE = 3.0
-_MIN_SPIKE_WINDOW = 10
+_MIN_SPIKE_WINDOW = 32
 
 
 def _command_problems(command: tuple[str, ...]) -> Iterator[Problem]:

@@ -145,7 +145,7 @@ class DivergenceSpec:
     max_rollbacks: int = 2  # at one place; then the run is held
     skip: bool = True  # rollback: leave out the batches since the onset
     spike_score: float = 0.0  # told to the training: robust z-score that counts as a spike; 0: none is looked for
-    spike_window: int = 100  # told to the training: steps that a loss is compared with
+    spike_window: int = 128  # told to the training: steps that a loss is compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,15 @@ step_s = float(given.get("step_s", "0.1"))
 save_every = int(given.get("save_every", "5"))
 plan = given.get("plan", "")
 saves = given.get("saves", "")  # attempts that save and exit with 75 when they are asked to; the others ignore it
+save_s = float(given["save_s"]) if "save_s" in given else None  # how long a save is said to block
+save_error = given.get("save_error", "").replace("_", " ")  # with it every save fails, and the training goes on
 
 attempt = int(os.environ[contract.ENV_ATTEMPT])
 paths = RunPaths(Path(os.environ[contract.ENV_RUN_DIR]))
 ended = paths.attempt_dir(attempt) / "rank0.ended"
 seq = 0
+failures = 0
+requests = 0
 
 
 def find_fault() -> tuple[str, int]:
@@ -41,12 +45,51 @@ def report(step: int, phase: str) -> None:
     global seq  # noqa: PLW0603
     seq += 1
     record = Progress(
-        attempt=attempt, step=step, final_step=final_step, phase=phase, time=time.time(), seq=seq, samples=step
+        attempt=attempt,
+        step=step,
+        final_step=final_step,
+        phase=phase,
+        time=time.time(),
+        seq=seq,
+        samples=step,
+        save_blocking_s=save_s if save_s is None else save_s + seq * 1e-6,  # every save is measured anew
+        save_failures=failures,
+        save_error=save_error if failures else "",
     )
     contract.write_json(paths.progress(attempt), record)
 
 
+def diverge(step: int) -> None:
+    """As a training does that finds its loss wrong: at this step, in the batch of one sample."""
+    record = contract.Divergence(
+        attempt=attempt,
+        kind="nan",
+        onset_step=step,
+        step=step,
+        first_sample=step - 1,
+        end_sample=step,
+        time=time.time(),
+    )
+    contract.write_json(paths.divergence(attempt), record)
+    end(contract.EXIT_DIVERGED)
+
+
+def is_asked_to_save() -> bool:
+    """Whether the service has asked for more saves than were made."""
+    global requests
+    try:
+        advice = contract.parse(contract.Advice, paths.advice(attempt).read_bytes())
+    except FileNotFoundError:
+        return False
+    is_new, requests = advice.save_requests > requests, advice.save_requests
+    return is_new
+
+
 def save(step: int) -> None:
+    global failures  # noqa: PLW0603
+    if save_error:
+        failures += 1
+        return
     data = f"{step}\n".encode()
     folder = paths.checkpoint(step, attempt)
     contract.write_bytes(folder / "state", data)
@@ -80,7 +123,7 @@ def train() -> None:
         time.sleep(step_s)
         step += 1
         report(step, "step")
-        if step % save_every == 0:
+        if step % save_every == 0 or is_asked_to_save():
             save(step)
         if asked and saves in ("*", str(attempt)):
             save(step)
@@ -88,6 +131,8 @@ def train() -> None:
         if kind and step - first >= after:
             if kind == "stall":
                 time.sleep(600)
+            if kind == "diverge":
+                diverge(step)
             if kind == "raise":
                 raise RuntimeError(f"the loss is not a number at step {step}")
             end(int(kind.removeprefix("exit")))
@@ -98,6 +143,7 @@ def train() -> None:
 if int(os.environ["RANK"]) == 0:
     meeting = f"{os.environ['MASTER_ADDR']} {os.environ['TORCHELASTIC_RUN_ID']}"
     contract.write_bytes(paths.attempt_dir(attempt) / "meeting", meeting.encode())
+    contract.write_bytes(paths.attempt_dir(attempt) / "skips", os.environ[contract.ENV_SKIP_SAMPLES].encode())
     train()
 while not ended.exists():
     time.sleep(0.1)
