@@ -24,8 +24,6 @@ from trainer.objects import ObjectStorageFailed, ObjectTier
 from trainer.stored import (
     CheckpointRejected,
     CheckpointUnreadable,
-    Condition,
-    check_file,
     parse_manifest,
     read_manifest_bytes,
     share_files,
@@ -66,10 +64,11 @@ class SourcePlace:
 def read_checkpoint(path: Path, load: Callable[[Manifest, Locate], T], *, place: SourcePlace, gather: Gather) -> T:
     """What `load` returns for the checkpoint at `path`, its files taken from the nearest tier that has them whole.
 
-    `load` reads every file where the function that it is given says, compares it with the manifest, and raises
-    `CheckpointRejected` with the `files` that are bad, alike on all ranks; it is called again with other places for
-    them while there are any. Nothing prunes the checkpoint meanwhile. Raises `CheckpointRejected` when no tier has a
-    file whole, `CheckpointUnreadable` when the run directory can't be read now.
+    `load` (trainer.saving.reading.load_state) reads each file where the function that it is given says, compares it
+    with the manifest, takes the run directory's where that copy is bad, and raises `CheckpointRejected` with the
+    `files` that are bad there, too, alike on all ranks: then it is called once more, with these from object storage.
+    Nothing prunes the checkpoint meanwhile. Raises `CheckpointRejected` when no tier has a file whole,
+    `CheckpointUnreadable` when the run directory can't be read now.
     """
     with _lease(path, place):
         data = _share_manifest(path, place, gather)
@@ -144,8 +143,7 @@ class _Sources:
 
     def __init__(self, path: Path, manifest: Manifest, place: SourcePlace, gather: Gather) -> None:
         self._path, self._manifest, self._place, self._gather = path, manifest, place, gather
-        self._local: frozenset[str] = frozenset()  # of this node's disk, whole
-        self._any_local: frozenset[str] = frozenset()  # of some node's disk
+        self._local: frozenset[str] = frozenset()  # on this node's disk
         self._fetched: set[str] = set()
         self._fetched_dir = RunPaths(place.run_dir).fetched(place.attempt) / path.name
 
@@ -165,54 +163,24 @@ class _Sources:
                 if not self._replace(error):
                     raise
 
-    # ------------------------------------------------------------ this node's disk
-
     def look_at_local(self, manifest: bytes) -> None:
-        """Find out which files this node has whole; each is read by one of the node's ranks."""
-        good = self._check_share(manifest)
-        told = self._gather((self._place.node, good))
-        self._local = frozenset(name for node, names in told if node == self._place.node for name in names)
-        self._any_local = frozenset(name for _, names in told for name in names)
-
-    def _check_share(self, manifest: bytes) -> list[str]:
+        """Find out which files this node has: of this very checkpoint, with their recorded sizes."""
         local, name = self._place.local(), self._path.name
         if local is None or local.manifest(name) != manifest:  # another run's, or of another try at the same step
-            return []
-        here = [file for file in self._manifest.files if local.has(name, file)]
-        first = self._place.node * self._place.node_size
-        ranks = min(self._place.node_size, self._place.world - first)
-        good = []
-        for file in share_files(here, ranks)[self._place.rank - first]:
-            verdict = check_file(local.path(name), file)
-            if verdict.condition is Condition.GOOD:
-                good.append(file.path)
-                continue
-            log.warning("on this node's disk, %s %s: it is read elsewhere", file.path, verdict.reason)
-            if verdict.condition is Condition.BAD:
-                local.drop(name, file.path)
-        return good
-
-    # ------------------------------------------------------------ files that turned out bad
+            return
+        self._local = frozenset(file.path for file in self._manifest.files if local.has(name, file))
 
     def _replace(self, error: CheckpointRejected) -> bool:
-        """Take bad files from the next tier; False when there is none that can have them, the same on all ranks."""
+        """Take bad files from object storage; False when it can't have or hasn't them, the same on all ranks."""
         bad = [file for file in self._manifest.files if file.path in set(error.files) - self._fetched]
-        if not bad or len(bad) != len(set(error.files)):
+        if not bad or len(bad) != len(set(error.files)) or not self._place.object_url:
             return False
-        names = frozenset(file.path for file in bad)
-        of_local = names & self._any_local
-        self._local, self._any_local = self._local - names, self._any_local - names
-        to_fetch = [file for file in bad if file.path not in of_local]
         if self._place.rank == 0:
-            log.warning("%s; trying other copies of %s", error, ", ".join(sorted(names)))
-        return self._fetch(to_fetch)
+            log.warning("%s; fetching %s from object storage", error, ", ".join(file.path for file in bad))
+        return self._fetch(bad)
 
     def _fetch(self, files: Sequence[ManifestFile]) -> bool:
         """Bring files back from object storage into the run directory, where all ranks see them."""
-        if not files:
-            return True
-        if not self._place.object_url:
-            return False
         mine = share_files(files, self._place.world)[self._place.rank]
         problems = [text for text in self._gather(self._fetch_share(mine)) if text]
         if problems and self._place.rank == 0:
