@@ -1,493 +1,531 @@
-"""Asynchronous sharded checkpoints on PyTorch DCP, published by a manifest and read back before they count.
+"""Checkpoints of a training in a few calls: made, then `restore()`, `step(...)` after each optimizer step, `close()`.
 
-One save, in order: copy to host memory (training waits for this only); then, in a thread and over a gloo group of
-its own, every rank writes its shards, makes them durable and takes their checksums; rank 0 publishes MANIFEST.json
-(the checkpoint is COMPLETE); ranks of other nodes read the shards back and compare; rank 0 publishes VERIFIED.json.
+A save holds up the training while its state is staged in memory, for milliseconds; a process beside each rank writes,
+checksums, publishes and reads back (trainer.saving). At most one save is in flight. When the next is due meanwhile,
+`when_busy` says what happens: "skip" lets it wait until the one in flight has ended and the training goes on; "wait"
+stops the training until then.
 
-What DCP leaves open and this module closes: it fsyncs before its buffers are flushed and never syncs the directory
-(each file is synced again here); it loads a flipped byte without a word (checksums are compared before it loads);
-its errors derive from BaseException; shards of a larger old world survive an overwrite (every save has a fresh
-folder, and only files of the manifest may be read).
+A save that failed never goes unseen: it is logged, recorded in the progress file, and tried again when the next is due
+(`on_failure="go_on"`), or raised at the next step ("raise").
 
-Never two saves at once: a save asked for while one is in flight waits for it (`is_busy` tells beforehand).
-A failed save (full disk, quota) is reported and its folder removed, training goes on and the next save is tried;
-only `max_failures` in a row raise. An error of the group itself cannot be survived and is raised at the next save.
+The ranks agree on all of this without waiting for each other: what one is told in a step, all act upon in the next
+(trainer.agreement). SIGUSR1 asks for a save and an exit with 75, SIGUSR2 for a save; the service's advice may ask too.
+
+    SaveFailed          on_failure="raise": the newest save failed
+    SavesKeepFailing    so many saves in a row failed that going on would only lose more work
+    LossDiverged        the loss went wrong: exit with 79
+    CheckpointRejected  every checkpoint to resume from is damaged or does not fit: exit with 78
+    DataChanged, DataNotElastic   the data can't be gone on with: exit with 93
+
+An `Outcome` is written before these exits, because torchrun hides exit codes.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import threading
+import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Literal, Self
 
 import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from trainer.contract import MANIFEST_NAME, Manifest, ManifestFile, RunPaths, fsync_dir, write_json
-from trainer.state import Loaded, TrainState
-from trainer.tiers import (
-    CheckpointRejected,
-    CheckpointUnreadable,
-    Condition,
-    FileVerdict,
-    check_file,
-    choose_prunable,
-    describe_file,
-    find_checkpoints,
-    judge_files,
-    parse_manifest,
-    publish_verification,
-    read_manifest_bytes,
-    remove_checkpoint,
-    share_files,
-)
+from trainer import contract
+from trainer.advice import AdviceReader
+from trainer.agreement import Agreed, Agreement, LossReader, Word
+from trainer.contract import Divergence, Outcome, RunPaths, write_json
+from trainer.data import DataChanged, parse_skip_samples
+from trainer.loaders import DataNotElastic
+from trainer.losswatch import Finding, LossPolicy, LossWatch
+from trainer.outcomes import SaveOutcomes
+from trainer.place import Place, read_place
+from trainer.progress import ProgressWriter
+from trainer.restoring import Restored, restore
+from trainer.saves import Saves
+from trainer.saving.planning import PlanChanged
+from trainer.saving.saver import Saver, SaveResult, Staging
+from trainer.schedule import SaveSchedule
+from trainer.signals import SaveRequests
+from trainer.state import Stateful, StateMismatch, TrainState
+from trainer.stored import CheckpointRejected, CheckpointUnreadable, next_attempt
 
 __all__ = [
     "CheckpointRejected",
     "CheckpointUnreadable",
     "Checkpointer",
+    "DataChanged",
+    "DataNotElastic",
+    "LossDiverged",
+    "LossPolicy",
+    "Restored",
+    "SaveFailed",
     "SaveResult",
-    "SaveSchedule",
     "SavesKeepFailing",
+    "StateMismatch",
 ]
 
 log = logging.getLogger("trainer.checkpoint")
 
-METADATA_NAME = ".metadata"
-VISIBLE_WITHIN_S = 10.0  # NFS clients cache "no such folder" for a few seconds
-MAX_ERRORS_SHOWN = 3
+DEFAULT_EVERY_S = 600.0
+DEFAULT_MAX_FAILURES = 5  # without a service, which would tell someone long before
+FINAL_TRIES = 5
+SPANS_KEPT = 1024  # steps whose samples are known, for what a divergence may reach back
+LAST_SAVE_S = 120.0  # for the save in flight when the loss went wrong
 
-T = TypeVar("T")
+
+class SaveFailed(RuntimeError):
+    """The newest save failed; the message says why."""
 
 
-class SavesKeepFailing(RuntimeError):
+class SavesKeepFailing(SaveFailed):
     """So many saves in a row failed that going on would only lose more work."""
 
 
-class _SaveFailed(Exception):
-    """This save failed, and every rank knows it."""
+class LossDiverged(RuntimeError):
+    """The loss went wrong; `finding` says how and since when. Exit with 79."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveResult:
-    """How one save ended. `blocking_s`: time that training waited; `total_s`: until it was read back."""
-
-    step: int
-    path: Path
-    is_complete: bool
-    is_verified: bool
-    blocking_s: float
-    total_s: float
-    error: str = ""
-
-
-class SaveSchedule:
-    """When the next save is due: every so many steps, or every so many seconds.
-
-    By time, the first save after a start comes after half the interval: failures gather just after a restart, and
-    a run that dies before its first save makes no progress at all.
-    """
-
-    def __init__(
-        self,
-        *,
-        every_s: float = 0.0,
-        every_steps: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._every_s = every_s
-        self._every_steps = every_steps
-        self._clock = clock
-        self._next_at = clock() + every_s / 2
-
-    def is_due(self, step: int) -> bool:
-        """True if a save should follow step `step` (counted from 1). 0 for both intervals: never."""
-        if self._every_steps and step % self._every_steps == 0:
-            return True
-        return self._every_s > 0 and self._clock() >= self._next_at
-
-    def saved(self) -> None:
-        """Say that a save was begun now."""
-        self._next_at = self._clock() + self._every_s
+    def __init__(self, finding: Finding) -> None:
+        self.finding = finding
+        what = "is not a finite number" if finding.kind == "nan" else f"is a spike (score {finding.score or 0:.1f})"
+        super().__init__(f"the loss {what} since step {finding.onset_step}: {finding.loss} at step {finding.step}")
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of one attempt; every rank has one and makes the same calls in the same order.
+    """Saves and restores one training. Every rank has one and makes the same calls in the same order.
 
-    `process_group`: a gloo group that nothing else uses while a save is in flight; made here when not given.
-    `keep_last`: prune older checkpoints here (never the last two verified); leave it out when a service prunes.
-    `node_size`: ranks on a node, so that shards are read back by another node where there is one.
+    `extra`: further objects with `state_dict` and `load_state_dict`, the same on every rank; `per_rank`: those whose
+    state differs by rank. `data`: see `trainer.loaders`. What is not given comes from the service's environment:
+    `run_dir` (without any, nothing is saved) and the interval (`every_s`; without a service 600). `seed` is what
+    random states are made of on another number of ranks. `keep_last`: checkpoints to keep when no service prunes.
+    `max_failures`: failed saves in a row until `SavesKeepFailing`; by default never under a service, which tells
+    someone, and 5 without. `on_loss(step, mean over ranks)` is called in the order of steps, before a step is saved.
     """
 
     def __init__(
         self,
-        run_dir: Path,
-        run: str,
-        attempt: int,
         *,
-        process_group: dist.ProcessGroup | None = None,
-        keep_last: int | None = None,
-        max_failures: int = 3,
-        node_size: int = 1,
-        group_timeout: timedelta = timedelta(hours=1),
-        wall: Callable[[], float] = time.time,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Stateful | None = None,
+        scaler: Stateful | None = None,
+        data: Stateful | None = None,
+        extra: Mapping[str, Stateful] | None = None,
+        per_rank: Mapping[str, Stateful] | None = None,
+        run_dir: Path | None = None,
+        seed: int = 0,
+        every_s: float | None = None,
+        every_steps: int = 0,
+        when_busy: Literal["skip", "wait"] = "skip",
+        on_failure: Literal["go_on", "raise"] = "go_on",
+        max_failures: int | None = None,
+        loss_policy: LossPolicy | None = None,
+        keep_last: int = 2,
+        final_step: int | None = None,
+        on_loss: Callable[[int, float], None] | None = None,
+        staging: Staging = "auto",
+        progress: ProgressWriter | None = None,
+        requests: SaveRequests | None = None,
     ) -> None:
-        self._paths = RunPaths(run_dir)
-        self._run = run
-        self._attempt = attempt
-        self._group = process_group or dist.new_group(backend="gloo", timeout=group_timeout)
-        self._rank = dist.get_rank(self._group)
-        self._world = dist.get_world_size(self._group)
-        self._keep_last = keep_last
-        self._max_failures = max_failures
-        self._node_size = node_size
-        self._wall = wall
-        # Pinned buffers are worth keeping between saves; without CUDA there is nothing to pin.
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
-        self._thread: threading.Thread | None = None
-        self._result: SaveResult | None = None
-        self._fatal: BaseException | None = None
-        self._failures = 0
-        self._last_error = ""
-        self._resumed_from: Path | None = None
+        self._agreement = Agreement()
+        self._place = place = _settle(read_place(run_dir=run_dir), self._agreement)
+        self._state = TrainState(
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            data=data,
+            extra=extra or {},
+            per_rank=per_rank or {},
+            seed=seed,
+            rank=place.rank,
+            world=place.world,
+        )
+        self._own_progress = progress is None
+        self._progress = progress or ProgressWriter(_progress_path(place), place.attempt, final_step=final_step)
+        self._own_requests = requests is None
+        self._requests = requests or _catch_signals()
+        self._schedule, self._takes_interval = _make_schedule(place, every_s, every_steps)
+        self._waits = when_busy == "wait"
+        self._raises = on_failure == "raise"
+        self._max_failures = _limit_failures(place, max_failures)
+        self._watch = LossWatch(policy=loss_policy or place.loss_policy)
+        self._losses = LossReader()
+        self._on_loss = on_loss
+        self._mean: float | None = None
+        self._spans: deque[tuple[int, int, int]] = deque(maxlen=SPANS_KEPT)  # step, first sample, end
+        self._outcomes = SaveOutcomes(self._progress, is_speaker=place.rank == 0)
+        self._saves = _open_saves(self._state, place, self._agreement, self._outcomes, keep_last, staging)
+        self._advice = _read_advice(place)
+        self._requests_seen = [0, 0]  # by signal, by advice: what has been said to the other ranks
+        self._is_owed = self._exits = self._is_over = False
+        self._resumed_step = 0
+        if not self._state.is_elastic:
+            self._progress.fix_size()
 
-    # ------------------------------------------------------------ saving
+    # ------------------------------------------------------------ what a training calls
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of the run that are done, those before the restore included."""
+        return self._state.step
+
+    @property
+    def place(self) -> Place:
+        """The rank and the run of this process."""
+        return self._place
+
+    @property
+    def saver(self) -> Saver | None:
+        """What stages and writes; None where nothing is saved."""
+        return self._saves.saver if self._saves is not None else None
 
     @property
     def is_busy(self) -> bool:
         """True while a save is in flight on this rank."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._saves is not None and self._saves.saver.is_busy
 
-    @property
-    def failures(self) -> int:
-        """Failed saves in a row, as far as they have been collected."""
-        return self._failures
+    def restore(self) -> Restored | None:
+        """Load the newest checkpoint that is whole into model, optimizer and the rest; None when there is none.
 
-    def save(self, state: TrainState) -> float:
-        """Begin a save of `state` as it is now; returns the seconds that the caller was blocked.
-
-        Waits for a save in flight. Raises `SavesKeepFailing` when the last `max_failures` saves failed, and the
-        group's own error if its collectives broke.
+        Call it once, before the first step, on every rank. Under a service it is the checkpoint that the service
+        chose, or a newer one of this attempt. Raises `CheckpointRejected`, `CheckpointUnreadable`, `DataChanged`,
+        `DataNotElastic`.
         """
-        began = time.monotonic()
-        self.wait()
-        if self._failures >= self._max_failures:
-            raise SavesKeepFailing(f"the last {self._failures} saves failed, the newest with: {self._last_error}")
-        staged = self._stage(state)
-        blocking_s = time.monotonic() - began
-        self._thread = threading.Thread(
-            target=self._save_in_background,
-            args=(staged, state.step, state.samples, blocking_s),
-            name=f"save-{state.step}",
-            daemon=True,  # a save that waits for a dead peer must not keep a failing process alive
-        )
-        self._thread.start()
-        return blocking_s
-
-    def _stage(self, state: TrainState) -> dict[str, Any] | Exception:
-        # An error here (no host memory left) is this rank's alone: it goes to the agreement that begins the save.
+        self._skip_samples()
+        if self._place.run_dir is None:
+            return None
         try:
-            staged: dict[str, Any] = self._stager.stage(state.collect())
-        except Exception as error:  # noqa: BLE001
-            return error
-        return staged
+            restored = restore(self._state, self._place, self._agreement)
+        except CheckpointRejected as error:
+            self._leave_word(contract.EXIT_CHECKPOINT_REJECTED, str(error), checkpoint=str(error.path))
+            raise
+        except (DataChanged, DataNotElastic) as error:
+            self._leave_word(contract.EXIT_DO_NOT_RESTART, str(error))
+            raise
+        if restored is not None:
+            self._resumed_step = restored.step
+            self._progress.resumed(restored.step, restored.samples)
+            if self._saves is not None:
+                self._saves.saver.keep([restored.path])
+        return restored
 
-    def poll(self) -> SaveResult | None:
-        """The result of the save that has ended since the last call, else None; never blocks."""
-        return None if self.is_busy else self._collect()
+    def step(
+        self, *, loss: torch.Tensor | float | None = None, samples: int | None = None, tokens: int | None = None
+    ) -> bool:
+        """Say that an optimizer step is done; saves if that is due. True: saved, as asked: leave with exit code 75.
 
-    def wait(self) -> SaveResult | None:
-        """Wait for the save in flight and return its result, None if there is nothing new.
-
-        Raises the group's own error if its collectives broke.
+        `loss`: what this rank called `backward` on; the mean over ranks is what counts. `samples`, `tokens`: of this
+        step, over all ranks; samples need not be given where `data` has a position. Raises `LossDiverged`,
+        `SaveFailed`, `SavesKeepFailing`, and at the first step `UnsavableObject` and `UnsupportedModel`.
         """
-        if self._thread is not None:
-            self._thread.join()
-        result = self._collect()
-        if self._fatal is not None:
-            raise self._fatal
-        return result
-
-    def _collect(self) -> SaveResult | None:
-        self._thread = None
-        result, self._result = self._result, None
-        if result is not None:
-            self._failures = 0 if result.is_verified else self._failures + 1
-            self._last_error = result.error
-        return result
-
-    def _save_in_background(
-        self, staged: dict[str, Any] | Exception, step: int, samples: int, blocking_s: float
-    ) -> None:
-        began = time.monotonic()
-        result = SaveResult(
-            step=step,
-            path=self._paths.checkpoint(step, self._attempt),
-            is_complete=False,
-            is_verified=False,
-            blocking_s=blocking_s,
-            total_s=0.0,
-        )
-        try:
-            result = self._save(result, staged, samples)
-        except BaseException as error:  # noqa: BLE001 - a thread has nobody to raise to: kept for the next save
-            self._fatal = error
-            result = replace(result, error=f"{type(error).__name__}: {error}")
-        self._result = replace(result, total_s=blocking_s + time.monotonic() - began)
-
-    def _save(self, result: SaveResult, staged: dict[str, Any] | Exception, samples: int) -> SaveResult:
-        path = result.path
-        try:
-            self._agree(lambda: _raise_if_error(staged))
-            if self._on_rank_0(lambda: self._prepare(path)):
-                return replace(result, is_complete=True, is_verified=True)
-        except _SaveFailed as error:
-            return replace(result, error=str(error))
-        assert not isinstance(staged, Exception)  # agreed above
-        try:
-            self._agree(lambda: await_visible(path))
-            self._write_shards(staged, path)
-            files = [file for part in self._agree(lambda: _seal(path, self._rank)) for file in part]
-            self._on_rank_0(lambda: write_json(path / MANIFEST_NAME, self._manifest(result.step, samples, files)))
-        except _SaveFailed as error:
-            free = _describe_space(path.parent)  # torch calls a full disk "unexpected pos"
-            self._give_up(path)
-            return replace(result, error=f"{error} ({free})")
-        return self._verify(replace(result, is_complete=True), files)
-
-    def _prepare(self, path: Path) -> bool:
-        # True: this attempt has published and read back this step already (its workers were restarted in place).
-        known = {found.path: found for found in find_checkpoints(self._paths.checkpoints())}.get(path)
-        if known is not None and known.is_verified:
+        self._count(samples, tokens)
+        read = self._losses.read(self._state.step, loss)
+        self._progress.step_done(self._state.step, loss=self._mean, samples=self._state.samples)
+        if self._saves is not None:
+            self._saves.poll()
+        self._hear()
+        self._raise_failures()
+        if self._saves is not None and not self._saves.is_planned:
+            self._saves.plan()
+        if self._exits:
+            self._say(read)
+            self.leave()
             return True
-        remove_checkpoint(path)
-        path.mkdir(parents=True)
-        fsync_dir(path.parent)
+        if self._wants_save():
+            self._save(read)
+        else:
+            self._say(read)
         return False
 
-    def _write_shards(self, staged: dict[str, Any], path: Path) -> None:
-        try:
-            dcp_save(
-                staged,
-                storage_writer=FileSystemWriter(path, sync_files=False),  # _seal syncs, and does it right
-                process_group=self._group,
-            )
-        except CheckpointException as error:  # raised on every rank alike
-            raise _SaveFailed(_describe(error)) from None
+    def save(self) -> float:
+        """Begin a save now, whatever the schedule; returns the seconds that training was held up.
 
-    def _manifest(self, step: int, samples: int, files: list[ManifestFile]) -> Manifest:
-        return Manifest(
-            run=self._run,
-            attempt=self._attempt,
-            step=step,
-            samples=samples,
-            world_size=self._world,
-            time=self._wall(),
-            files=tuple(sorted(files, key=lambda file: file.path)),
-        )
-
-    def _verify(self, result: SaveResult, files: list[ManifestFile]) -> SaveResult:
-        try:
-            mine = [file for file in files if self._reads_back(file)]
-            parts = self._agree(lambda: [check_file(result.path, f, from_storage=True) for f in mine])
-            verdicts = [verdict for part in parts for verdict in part]
-            unknown = [v for v in verdicts if v.condition is Condition.UNKNOWN]
-            bad = [v for v in verdicts if v.condition is Condition.BAD]
-            if unknown and not bad:
-                return replace(result, error=_list(unknown))
-            self._on_rank_0(
-                lambda: publish_verification(result.path, ok=not bad, bad_files=[v.path for v in bad], now=self._wall())
-            )
-        except _SaveFailed as error:
-            return replace(result, error=str(error))
-        if bad:
-            return replace(result, error=_list(bad))
-        self._prune(result.path)
-        return replace(result, is_verified=True)
-
-    def _reads_back(self, file: ManifestFile) -> bool:
-        distance = self._node_size if self._node_size < self._world else 1
-        return (_writer(file.path) + distance) % self._world == self._rank
-
-    def _prune(self, newest: Path) -> None:
-        if self._keep_last is None or self._rank != 0:
-            return
-        found = find_checkpoints(self._paths.checkpoints())
-        in_use = frozenset({newest} | ({self._resumed_from} if self._resumed_from else set()))
-        for old in choose_prunable(found, keep_last=self._keep_last, attempt=self._attempt, in_use=in_use):
-            try:
-                remove_checkpoint(old.path)
-            except OSError as error:
-                log.warning("old checkpoint %s is not removed: %s", old.path, error)
-
-    def _give_up(self, path: Path) -> None:
-        # Frees the space of the failed try, which is what the next one needs after ENOSPC.
-        if self._rank == 0:
-            with suppress(OSError):
-                remove_checkpoint(path)
-
-    # ------------------------------------------------------------ loading
-
-    def load(self, path: Path, state: TrainState) -> Loaded:
-        """Verify every byte of a checkpoint, then load it into `state`; the same result on every rank.
-
-        Raises `CheckpointRejected` (also when it is whole but does not fit this model) and `CheckpointUnreadable`
-        when the file system does not let it be read now. After a rejection the state's tensors may hold a mixture:
-        load another checkpoint or end.
+        Every rank calls it, between two steps. Waits for a save in flight.
         """
-        self.wait()
-        manifest = self._verify_before_load(path)
-        template = state.template(manifest.world_size)
-        try:
-            dcp_load(
-                template,
-                storage_reader=FileSystemReader(path),
-                process_group=self._group,
-            )
-        except CheckpointException as error:
-            raise CheckpointRejected(path, [f"does not load: {_describe(error)}"]) from None
-        loaded = state.apply(template)
-        self._resumed_from = path
-        return loaded
+        began = time.monotonic()
+        self._hear()
+        if self._saves is not None:
+            self._saves.wait()
+            self._save(None)
+        return time.monotonic() - began
 
-    def _verify_before_load(self, path: Path) -> Manifest:
-        manifest = parse_manifest(path, self._shared_manifest(path))
-        mine = share_files(manifest.files, self._world)[self._rank]
-        parts: list[list[FileVerdict]] = self._gather([check_file(path, file) for file in mine])
-        judge_files(path, [verdict for part in parts for verdict in part])
-        _check_coverage(path, manifest)
-        return manifest
+    def leave(self) -> bool:
+        """Save the last step and wait for it, as after a signal; True if it is saved. Leave with 75 then.
 
-    def _shared_manifest(self, path: Path) -> bytes:
-        # Read once and handed to all: two clients of a network file system may see two versions for a while.
-        found: bytes | CheckpointRejected | OSError | None = None
-        if self._rank == 0:
-            try:
-                found = read_manifest_bytes(path)
-            except CheckpointRejected as error:
-                found = error
-            except OSError as error:
-                found = error
-        first = self._gather(_portable(found))[0]
-        if isinstance(first, bytes):
-            return first
-        kind, problems = first
-        if kind == "rejected":
-            raise CheckpointRejected(path, problems)
-        raise CheckpointUnreadable(*problems)
+        Every rank calls it, between two steps.
+        """
+        self._hear_last()
+        saved = self._save_until_verified(tries=1)
+        done = f"saved step {self._state.step} on request"
+        self._leave_word(contract.EXIT_RESUBMIT, done if saved else "asked to exit, and the save failed")
+        self._is_over = True
+        return saved
 
-    # ------------------------------------------------------------ agreement
+    def wait(self, timeout_s: float | None = None) -> SaveResult | None:
+        """Wait for the save in flight and return how it ended; None if there is nothing new, or not in time."""
+        return self._saves.wait(timeout_s) if self._saves is not None else None
 
-    def _gather(self, value: T) -> list[T]:
-        gathered: list[Any] = [None] * self._world
-        dist.all_gather_object(gathered, value, group=self._group)
-        return gathered
+    def close(self) -> None:
+        """Save the last step if it isn't, and wait until that is read back. Every rank calls it.
 
-    def _agree(self, work: Callable[[], T]) -> list[T]:
-        """Do local work; every rank gets all results, or `_SaveFailed` on every rank if one failed."""
-        value: T | None = None
-        error = ""
-        try:
-            value = work()
-        except Exception as failure:  # noqa: BLE001 - whatever went wrong here, the others must not wait for it
-            error = f"rank {self._rank}: {type(failure).__name__}: {failure}"
-        parts = self._gather((value, error))
-        errors = [text for _, text in parts if text]
-        if errors:
-            raise _SaveFailed("; ".join(errors[:MAX_ERRORS_SHOWN]))
-        return [part for part, _ in parts]  # type: ignore[misc]
+        Raises `SavesKeepFailing` when it can't be saved: a run without its last step is not finished.
+        """
+        if not self._is_over:
+            self._hear_last()
+            self._progress.enter("end")
+            if self._saves is not None and self._state.step > self._resumed_step:
+                self._save_until_verified(FINAL_TRIES, or_raise=True)
+        self._release()
 
-    def _on_rank_0(self, work: Callable[[], T]) -> T:
-        return self._agree(lambda: work() if self._rank == 0 else None)[0]  # type: ignore[return-value]
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (isinstance(error, SystemExit) and error.code in (0, None, contract.EXIT_RESUBMIT)):
+            self.close()
+        else:  # a peer may be gone: nothing is waited for
+            self._release()
+
+    # ------------------------------------------------------------ one step
+
+    def _count(self, samples: int | None, tokens: int | None) -> None:
+        state = self._state
+        first, state.step = state.samples, state.step + 1
+        position = getattr(state.data, "position", None)
+        state.samples = position if samples is None and position is not None else first + (samples or 0)
+        if tokens is not None:
+            state.tokens = (state.tokens or 0) + tokens
+        self._spans.append((state.step, first, state.samples))
+
+    def _say(self, read: tuple[int, float] | None, problem: Exception | None = None) -> None:
+        asked = [self._requests.saves, self._advised_saves()]
+        is_due = self._place.rank == 0 and self._schedule.is_due_by_time()
+        wants = is_due or asked != self._requests_seen
+        self._requests_seen = asked
+        word = Word(
+            loss=read[1] / self._place.world if read is not None else math.nan,
+            exits=float(self._requests.is_exit_requested),
+            saves=float(wants),
+            busy=float(self.is_busy),
+            unready=float(isinstance(problem, PlanChanged)),
+            failed=float(problem is not None and not isinstance(problem, PlanChanged)),
+            failures=float(self._outcomes.failures if self._place.rank == 0 else 0),
+        )
+        self._agreement.say(self._state.step, word, read[0] if read is not None else None)
+
+    def _hear(self) -> Agreed | None:
+        agreed = self._agreement.hear()
+        if agreed is None:
+            return None
+        if self._saves is not None:
+            self._saves.note(agreed)
+        self._exits = self._exits or agreed.word.exits > 0
+        self._is_owed = self._is_owed or agreed.word.saves > 0
+        if agreed.loss_step is not None:
+            self._judge(agreed.loss_step, agreed.word.loss)
+        return agreed
+
+    def _hear_last(self) -> None:
+        self._hear()
+        if (read := self._losses.take()) is not None:  # of a GPU: one step behind
+            self._say(read)
+            self._hear()
+
+    def _judge(self, step: int, mean: float) -> None:
+        self._mean = mean if math.isfinite(mean) else None
+        if self._on_loss is not None:
+            self._on_loss(step, mean)
+        self._watch, finding = self._watch.observe(step, mean)
+        if finding is not None:
+            self._end_diverged(finding)
+
+    def _wants_save(self) -> bool:
+        if self._saves is None:
+            return False
+        self._is_owed = self._is_owed or self._schedule.is_due_by_step(self._state.step)
+        return self._is_owed and (self._waits or not self._saves.is_busy_anywhere)
+
+    def _save(self, read: tuple[int, float] | None) -> None:
+        assert self._saves is not None
+        self._schedule.saved()
+        self._is_owed = False
+        unsaid = [read]  # the loss is said once, however often the ranks must agree
+
+        def agree(problem: Exception | None) -> Agreed:
+            self._say(unsaid.pop() if unsaid else None, problem)
+            agreed = self._hear()
+            assert agreed is not None
+            return agreed
+
+        with self._progress.phase("save"):
+            self._saves.begin(agree)
+
+    def _raise_failures(self) -> None:
+        failures = self._saves.failures if self._saves is not None else 0  # what rank 0 counts: the same everywhere
+        if not failures or not (self._raises or (self._max_failures and failures >= self._max_failures)):
+            return
+        why = self._agreement.from_rank_0(lambda: self._outcomes.error)
+        if self._max_failures and failures >= self._max_failures:
+            raise SavesKeepFailing(f"the last {failures} saves failed, the newest with: {why}")
+        raise SaveFailed(why)
+
+    def _advised_saves(self) -> int:
+        advice = self._advice.latest if self._advice is not None else None
+        if advice is None:
+            return 0
+        if self._takes_interval and advice.checkpoint_every_s != self._schedule.every_s:
+            log.info("a checkpoint every %g s, as advised", advice.checkpoint_every_s)
+            self._schedule.retime(advice.checkpoint_every_s)
+        return advice.save_requests
+
+    # ------------------------------------------------------------ ends
+
+    def _save_until_verified(self, tries: int, *, or_raise: bool = False) -> bool:
+        if self._saves is None:
+            return False
+        self._saves.wait()
+        for left in reversed(range(tries)):
+            if self._agreement.from_rank_0(lambda: self._outcomes.saved_step == self._state.step):
+                return True
+            self._save(None)
+            self._saves.wait()
+            if left and self._outcomes.failures:
+                time.sleep(min(30.0, 2.0 ** (tries - left)) if self._place.rank == 0 else 0)
+        if self._agreement.from_rank_0(lambda: self._outcomes.saved_step == self._state.step):
+            return True
+        if or_raise:
+            why = self._agreement.from_rank_0(lambda: self._outcomes.error)
+            raise SavesKeepFailing(f"the last step could not be saved in {tries} tries: {why}")
+        return False
+
+    def _end_diverged(self, finding: Finding) -> None:
+        error = LossDiverged(finding)
+        if self._saves is not None:
+            self._saves.wait(LAST_SAVE_S)  # of a step before it went wrong, maybe
+        spans = {step: (first, end) for step, first, end in self._spans}
+        first, _ = spans.get(finding.onset_step, (0, 0))
+        record = Divergence(
+            attempt=self._place.attempt,
+            kind=finding.kind,
+            onset_step=finding.onset_step,
+            step=finding.step,
+            loss=finding.loss if math.isfinite(finding.loss) else None,
+            score=finding.score,
+            first_sample=first,
+            end_sample=spans.get(finding.step, (0, 0))[1],
+            time=time.time(),
+        )
+        if self._place.rank == 0 and self._place.run_dir is not None:
+            _write(RunPaths(self._place.run_dir).divergence(self._place.attempt), record)
+        self._leave_word(contract.EXIT_DIVERGED, str(error))
+        self._is_over = True
+        raise error
+
+    def _leave_word(self, exit_code: int, message: str, *, checkpoint: str = "") -> None:
+        if self._place.rank != 0:
+            return
+        log.warning("exit %d: %s", exit_code, message)
+        if self._place.run_dir is not None:
+            outcome = Outcome(attempt=self._place.attempt, exit_code=exit_code, message=message, checkpoint=checkpoint)
+            _write(RunPaths(self._place.run_dir).outcome(self._place.attempt), outcome)
+
+    def _skip_samples(self) -> None:
+        ranges = parse_skip_samples(self._place.skip_samples)
+        if not ranges:
+            return
+        skip = getattr(self._state.data, "skip", None)
+        if skip is None:
+            log.warning("samples %s are to be skipped, and the data has no way to", self._place.skip_samples)
+        else:
+            skip(ranges)
+
+    def _release(self) -> None:
+        if self._saves is not None:
+            self._saves.close()
+        if self._advice is not None:
+            self._advice.close()
+        if self._own_requests:
+            self._requests.restore()
+        if self._own_progress:
+            self._progress.close()
 
 
-def _raise_if_error(staged: dict[str, Any] | Exception) -> None:
-    if isinstance(staged, Exception):
-        raise staged
+# ---------------------------------------------------------------- how it is put together
 
 
-def _portable(found: bytes | CheckpointRejected | OSError | None) -> Any:
-    if isinstance(found, CheckpointRejected):
-        return "rejected", found.problems
-    if isinstance(found, OSError):
-        return "unreadable", (found.errno, found.strerror, found.filename)
-    return found
+def _settle(place: Place, agreement: Agreement) -> Place:
+    """The place with the ranks as they have met, and an attempt number that all ranks know."""
+    place = replace(place, rank=agreement.rank, world=agreement.world)
+    if place.run_dir is None:
+        return place
+    run_dir = place.run_dir
+    if not place.is_supervised:
+        place = replace(place, attempt=agreement.from_rank_0(lambda: next_attempt(run_dir)))
+    if place.rank == 0:
+        with suppress(OSError):
+            # Of workers that were restarted in place: what they left must not explain how these ones end.
+            RunPaths(run_dir).outcome(place.attempt).unlink(missing_ok=True)
+    return place
 
 
-def await_visible(path: Path, *, within_s: float = VISIBLE_WITHIN_S) -> None:
-    """Return as soon as this node sees a folder that rank 0 made; raises FileNotFoundError saying what is needed."""
-    deadline = time.monotonic() + within_s
-    while True:
-        try:
-            with os.scandir(path):  # asks the server; a cached "no such folder" may answer a stat
-                return
-        except FileNotFoundError:
-            if time.monotonic() >= deadline:
-                raise FileNotFoundError(
-                    f"{path} was made by rank 0 and is not seen here: checkpoints need a file system that all "
-                    "nodes share"
-                ) from None
-            time.sleep(0.1)
+def _progress_path(place: Place) -> Path | None:
+    publishes = place.rank == 0 and place.is_supervised and place.run_dir is not None
+    return RunPaths(place.run_dir).progress(place.attempt) if publishes and place.run_dir else None
 
 
-def _seal(path: Path, rank: int) -> list[ManifestFile]:
-    """Make this rank's files durable and describe them; rank 0 also owns the metadata."""
-    names = sorted(entry.name for entry in os.scandir(path) if _owns(rank, entry.name))
-    for name in names:
-        fd = os.open(path / name, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-    fsync_dir(path)
-    return [describe_file(path, name) for name in names]
+def _make_schedule(place: Place, every_s: float | None, every_steps: int) -> tuple[SaveSchedule, bool]:
+    """(the schedule, whether the service may change its interval: not one that the script has chosen)."""
+    if every_s is not None or every_steps:
+        return SaveSchedule(every_s=every_s or 0.0, every_steps=every_steps), False
+    return SaveSchedule(every_s=place.every_s if place.is_supervised else DEFAULT_EVERY_S), True
 
 
-def _owns(rank: int, name: str) -> bool:
-    return name.startswith(f"__{rank}_") or (rank == 0 and name == METADATA_NAME)
+def _limit_failures(place: Place, given: int | None) -> int:
+    if given is not None:
+        return given
+    return 0 if place.is_supervised else DEFAULT_MAX_FAILURES
 
 
-def _writer(name: str) -> int:
-    """Rank that wrote a file of the checkpoint."""
-    return 0 if name == METADATA_NAME else int(name.removeprefix("__").partition("_")[0])
+def _open_saves(
+    state: TrainState, place: Place, agreement: Agreement, outcomes: SaveOutcomes, keep_last: int, staging: Staging
+) -> Saves | None:
+    if place.run_dir is None:
+        return None
+    saver = Saver(
+        RunPaths(place.run_dir).checkpoints(),
+        run=place.run,
+        attempt=place.attempt,
+        rank=place.rank,
+        world=place.world,
+        node_size=place.local_world,
+        gather=agreement.gather,
+        staging=staging,
+        local_dir=place.local_dir,
+        upload_bytes_per_s=place.upload_bytes_per_s,
+        keep_last=None if place.is_supervised else keep_last,
+    )
+    return Saves(state, saver, agreement, outcomes)
 
 
-def _check_coverage(path: Path, manifest: Manifest) -> None:
-    """Refuse a checkpoint that would read a file whose checksum nobody recorded."""
-    covered = {file.path for file in manifest.files}
-    if METADATA_NAME not in covered:
-        raise CheckpointRejected(path, [f"its manifest does not cover {METADATA_NAME}"])
-    metadata = FileSystemReader(path).read_metadata()
-    used = {info.relative_path for info in (metadata.storage_data or {}).values()}
-    if not used <= covered:
-        raise CheckpointRejected(path, [f"its manifest does not cover {', '.join(sorted(used - covered))}"])
+def _read_advice(place: Place) -> AdviceReader | None:
+    if place.rank != 0 or not place.is_supervised or place.run_dir is None:
+        return None
+    return AdviceReader(RunPaths(place.run_dir).advice(place.attempt), place.attempt)
 
 
-def _describe(error: CheckpointException) -> str:
-    shown = [f"rank {rank}: {failure}" for rank, (failure, _) in sorted(error.failures.items())]
-    return "; ".join(shown[:MAX_ERRORS_SHOWN])
+def _catch_signals() -> SaveRequests:
+    return SaveRequests()
 
 
-def _describe_space(folder: Path) -> str:
+def _write(path: Path, record: object) -> None:
     try:
-        usage = shutil.disk_usage(folder)
+        write_json(path, record)
     except OSError as error:
-        return f"{folder}: {error.strerror}"
-    return f"{usage.free / 1e6:.1f} MB free of {usage.total / 1e6:.1f} MB at {folder}"
-
-
-def _list(verdicts: list[FileVerdict]) -> str:
-    return "; ".join(f"{v.path} {v.reason}" for v in verdicts[:MAX_ERRORS_SHOWN])
+        log.error("%s is not written: %s", path.name, error)  # noqa: TRY400 - one line says it all

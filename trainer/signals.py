@@ -1,43 +1,50 @@
-"""Save-and-exit on request: Slurm's `--signal=USR1@<s>` before a time limit, or anyone's `kill -USR1`.
+"""What a signal may ask of a training: SIGUSR1 to save and exit, SIGUSR2 to save now and go on.
 
-The handler only sets a flag; the training loop reads it once a step and all ranks agree on it (one rank that exits
-alone would leave the others in a collective). SIGTERM keeps its default action on purpose: when Slurm or torchrun
-says "end", the process must die at once, because a clean-up that hangs holds up the whole job's replacement.
+Slurm sends SIGUSR1 before a time limit (`--signal=USR1@<s>`). A handler only sets a flag; the loop reads it once a
+step and all ranks agree on it (one rank that exits alone would leave the others in a collective). SIGTERM keeps its
+default action on purpose: when Slurm or torchrun says "end", the process must die at once, because a clean-up that
+hangs holds up the whole job's replacement.
 """
 
 from __future__ import annotations
 
 import signal
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Any, Self
 
-SAVE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+EXIT_SIGNAL = signal.SIGUSR1
+SAVE_SIGNAL = signal.SIGUSR2
 
 
-class SaveAndExit:
-    """Remembers that a save-and-exit was requested; usable as a context manager that restores the old handlers.
+class SaveRequests:
+    """Remembers what was asked for; usable as a context manager that restores the old handlers.
 
-    Install it before importing anything slow: until then the default action of SIGUSR1 ends the process.
+    Install it before importing anything slow: until then the default action of both signals ends the process. A
+    handler for SIGUSR2 that someone else has set stays: submitit's, which requeues, is one.
     """
 
-    def __init__(self, signals: tuple[signal.Signals, ...] = SAVE_SIGNALS) -> None:
-        self._received: signal.Signals | None = None
-        self._previous = {number: signal.signal(number, self._remember) for number in signals}
+    def __init__(self) -> None:
+        self._exits = 0
+        self._saves = 0
+        self._previous: dict[signal.Signals, Any] = {EXIT_SIGNAL: signal.signal(EXIT_SIGNAL, self._remember_exit)}
+        if signal.getsignal(SAVE_SIGNAL) is signal.SIG_DFL:
+            self._previous[SAVE_SIGNAL] = signal.signal(SAVE_SIGNAL, self._remember_save)
 
     @property
-    def is_requested(self) -> bool:
-        """True from the first signal on."""
-        return self._received is not None
+    def is_exit_requested(self) -> bool:
+        """True from the first SIGUSR1 on."""
+        return self._exits > 0
 
     @property
-    def received(self) -> signal.Signals | None:
-        """The first signal that came, or None."""
-        return self._received
+    def saves(self) -> int:
+        """How often SIGUSR2 came: a save is wanted when it has grown."""
+        return self._saves
 
     def restore(self) -> None:
         """Put the handlers back that were there before."""
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            # None: set by code that is not Python's, which can't be put back
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __enter__(self) -> Self:
         return self
@@ -47,7 +54,10 @@ class SaveAndExit:
     ) -> None:
         self.restore()
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if self._received is None:
-            self._received = signal.Signals(number)
+    def _remember_exit(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._exits += 1
+
+    def _remember_save(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._saves += 1

@@ -36,10 +36,15 @@ class Ranks:
         os.kill(pid, number)
 
     def limit_file_size(self, rank: int, size_bytes: int) -> None:
-        """Let a rank's writes beyond so many bytes of a file fail, as on a full disk or over a quota."""
+        """Let writes of a rank's writer beyond so many bytes of a file fail, as on a full disk or over a quota."""
+        for pid in self.children(rank):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
+    def children(self, rank: int) -> list[int]:
+        """The processes that a rank has started."""
         pid = self.processes[rank].pid
-        assert pid is not None
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
     def kill(self) -> None:
         for process in self.processes:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer import contract
+from trainer.place import Place, read_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What to train, and how. `save_every_s` and `save_every_steps`: 0 means not by time, not by steps."""
+    """What to train, and how.
+
+    `save_every_s` and `save_every_steps`: 0 means not by time, not by steps; `save_every_s` None: as the service says.
+    """
 
     steps: int
     global_batch: int
@@ -26,41 +29,19 @@ class Options:
     warmup: int
     seed: int
     save_every_steps: int
-    save_every_s: float
+    save_every_s: float | None
     stop_after: int
     step_sleep_s: float
     text: Path | None
     log_every: int
-    keep_last: int | None
+    keep_last: int
     first_step_limit_s: float
     timeout_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where this process stands: its ranks, and the run that it belongs to.
-
-    `run_dir` None: nothing is written. `attempt` 0: not known yet; without a service the script takes the next free.
-    """
-
-    rank: int = 0
-    world: int = 1
-    local_rank: int = 0
-    local_world: int = 1
-    is_launched: bool = False  # by torchrun or the like: the environment says where the ranks meet
-    run: str = "run"
-    run_dir: Path | None = None
-    attempt: int = 0
-    resume_from: Path | None = None
-    is_supervised: bool = False  # a service chose the attempt and the checkpoint
 
 
 def parse_options(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Options, Place]:
     """Options and place from the command line and the environment; the contract's variables fill what is not given."""
     given = _parser().parse_args(argv)
-    every_s = given.save_every_s
-    if every_s is None and not given.save_every_steps:
-        every_s = float(environment.get(contract.ENV_CHECKPOINT_EVERY_S) or 0)
     place = read_place(environment, run_dir=given.run_dir)
     options = Options(
         steps=given.steps,
@@ -74,35 +55,16 @@ def parse_options(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[
         warmup=given.warmup,
         seed=given.seed,
         save_every_steps=given.save_every_steps,
-        save_every_s=every_s or 0.0,
+        save_every_s=given.save_every_s,
         stop_after=given.stop_after,
         step_sleep_s=given.step_sleep,
         text=given.text,
         log_every=given.log_every,
-        keep_last=None if place.is_supervised else given.keep_last,
+        keep_last=given.keep_last,
         first_step_limit_s=given.first_step_limit_s,
         timeout_s=given.timeout_s,
     )
     return options, place
-
-
-def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | None = None) -> Place:
-    """Ranks as torchrun names them, the run as the contract names it; `run_dir` wins over the environment."""
-    named = environment.get(contract.ENV_RUN_DIR, "")
-    resume = environment.get(contract.ENV_RESUME_FROM, "")
-    folder = run_dir or (Path(named) if named else None)
-    return Place(
-        rank=int(environment.get("RANK", "0")),
-        world=int(environment.get("WORLD_SIZE", "1")),
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
-        local_world=int(environment.get("LOCAL_WORLD_SIZE", "1")),
-        is_launched="MASTER_ADDR" in environment and "RANK" in environment,
-        run=environment.get(contract.ENV_RUN) or (folder.name if folder is not None else "run"),
-        run_dir=folder,
-        attempt=int(environment.get(contract.ENV_ATTEMPT) or 0),
-        is_supervised=bool(environment.get(contract.ENV_ATTEMPT)),
-        resume_from=Path(resume) if resume else None,
-    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--steps", type=int, default=200, help="optimizer steps of the whole run")
-    add("--global-batch", type=int, default=12, help="samples a step, over all ranks; a multiple of their number")
+    add("--global-batch", type=int, default=12, help="samples a step, over all ranks")
     add("--seq-len", type=int, default=64, help="bytes in a sample")
     add("--layers", type=int, default=2, help="transformer blocks")
     add("--width", type=int, default=128, help="width of the model")

@@ -1,7 +1,8 @@
 """The reference training script: `torchrun --nproc-per-node=2 -m trainer.example.train --steps 200`.
 
 It uses every part of the contract with the supervisor and needs none of it. Exit codes: 0 finished; 75 saved on
-request, wants to be resubmitted; 78 the checkpoint to resume from was rejected; 93 a restart can't cure it.
+request, wants to be resubmitted; 78 the checkpoint to resume from was rejected; 79 the loss went wrong; 93 a restart
+can't cure it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from trainer.contract import RunPaths
 from trainer.example.options import parse_options
 from trainer.progress import LimitPolicy, ProgressWriter
-from trainer.signals import SaveAndExit
+from trainer.signals import SaveRequests
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     publishes = place.rank == 0 and place.run_dir is not None and place.is_supervised
     policy = LimitPolicy(first_s={"start": options.first_step_limit_s})
     with (
-        SaveAndExit() as request,
+        SaveRequests() as requests,
         ProgressWriter(
             RunPaths(place.run_dir).progress(place.attempt) if publishes and place.run_dir else None,
             place.attempt,
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         gc.freeze()
         gc.enable()
-        return run(options, place, request, progress)
+        return run(options, place, requests, progress)
 
 
 if __name__ == "__main__":

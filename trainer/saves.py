@@ -1,0 +1,152 @@
+"""One save after another: planned once, begun by all ranks in the same step, planned anew when the state changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from trainer.agreement import Agreed, Agreement
+from trainer.opaque import UnsavableObject
+from trainer.outcomes import SaveOutcomes
+from trainer.saving.planning import SavePlan, plan_state
+from trainer.saving.saver import Saver, SaveResult
+from trainer.state import TrainState
+
+log = logging.getLogger("trainer.checkpoint")
+
+
+class Saves:
+    """The saves of one state. Every rank has one and makes the same calls in the same order.
+
+    `failures`: failed saves in a row as rank 0 counts them, the same on every rank.
+    """
+
+    def __init__(self, state: TrainState, saver: Saver, agreement: Agreement, outcomes: SaveOutcomes) -> None:
+        self.saver = saver
+        self.failures = 0
+        self._state = state
+        self._agreement = agreement
+        self._outcomes = outcomes
+        self._plan: SavePlan | None = None
+        self._is_busy_anywhere = False
+
+    @property
+    def is_planned(self) -> bool:
+        """True once `plan` was called."""
+        return self._plan is not None
+
+    @property
+    def is_busy_anywhere(self) -> bool:
+        """True unless every rank said, after the last save was begun, that its part of it has ended."""
+        return self._is_busy_anywhere
+
+    def note(self, agreed: Agreed) -> None:
+        """Take up what all ranks said in a step."""
+        self._is_busy_anywhere = agreed.word.busy > 0
+        self.failures = int(agreed.word.failures)
+
+    def plan(self) -> None:
+        """Plan the saves of the state as it is, and get memory for them. Waits for all ranks.
+
+        Raises, on every rank, `UnsavableObject` or what else the state of one rank can't be collected for.
+        """
+        state: dict[str, Any] = {}
+        error: Exception | None = None
+        try:
+            state = self._state.collect()
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+            error = failure
+        answers = self._agreement.gather(
+            (f"{type(error).__name__}: {error}" if error else "", _digests(self._state, error))
+        )
+        if error is not None:
+            raise error
+        for rank, (problem, _) in enumerate(answers):
+            if problem:
+                raise UnsavableObject(f"rank {rank}: {problem}")
+        _refuse_differing([digests for _, digests in answers])
+        self._plan = plan_state(state, self._agreement.group)
+        try:
+            self.saver.prepare(self._plan, self._plan.sources(state))
+        except (OSError, RuntimeError) as failure:
+            log.warning("memory for checkpoints is not there yet, the first save will ask again: %s", failure)
+
+    def begin(self, agree: Callable[[Exception | None], Agreed]) -> None:
+        """Begin a save, on every rank in the same step; one in flight is waited for.
+
+        `agree` tells the other ranks what keeps this one from it, and hears of all. That is the only time that a rank
+        waits for others: a state that is no longer the planned one must be planned anew by all, and a step whose loss
+        went wrong is not saved (`agree` raises).
+        """
+        if self._plan is None:
+            self.plan()
+        self.wait()
+        sources, problem = self._sources()
+        agreed = agree(problem)
+        if agreed.word.unready and not agreed.word.failed:
+            sources, problem = self._plan_anew()
+            agreed = agree(problem)
+        if agreed.word.unready or agreed.word.failed:
+            problems = self._agreement.gather(f"{type(problem).__name__}: {problem}" if problem is not None else "")
+            told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]
+            self._outcomes.fail(f"of step {self._state.step}", "; ".join(told[:3]))
+            return
+        assert self._plan is not None
+        state = self._state
+        self.saver.begin(
+            self._plan,
+            sources,
+            step=state.step,
+            samples=state.samples,
+            tokens=state.tokens,
+            is_elastic=state.is_elastic,
+        )
+        self._is_busy_anywhere = True
+
+    def _plan_anew(self) -> tuple[list[Any], Exception | None]:
+        try:
+            self.plan()
+        except Exception as error:  # noqa: BLE001 - the save fails, on every rank; the training has been told at its start
+            return [], error
+        return self._sources()
+
+    def _sources(self) -> tuple[list[Any], Exception | None]:
+        assert self._plan is not None
+        try:
+            return self._plan.sources(self._state.collect()), None
+        except Exception as error:  # noqa: BLE001 - this rank's alone: the others must not wait for it
+            return [], error
+
+    def poll(self) -> SaveResult | None:
+        """The result of the save that has ended since the last call, else None; never blocks."""
+        return self._outcomes.take(self.saver.poll())
+
+    def wait(self, timeout_s: float | None = None) -> SaveResult | None:
+        """Wait for the save in flight and return its result; None if there is nothing new, or not in time."""
+        return self._outcomes.take(self.saver.wait(timeout_s))
+
+    def close(self) -> None:
+        """End the writer; a save in flight is given up."""
+        self.saver.close()
+
+
+def _digests(state: TrainState, error: Exception | None) -> dict[str, str]:
+    if error is not None:
+        return {}
+    plain = state.shared_values()
+    return {
+        name: hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest() for name, value in plain.items()
+    }
+
+
+def _refuse_differing(answers: list[dict[str, str]]) -> None:
+    """Refuse objects whose state is saved once, and is not the same on every rank: all but one would be lost."""
+    for name, digest in answers[0].items():
+        others = [str(rank) for rank, digests in enumerate(answers) if digests.get(name) != digest]
+        if others:
+            raise UnsavableObject(
+                f"the state of {name} on ranks {', '.join(others[:8])} differs from rank 0's: give it as per_rank"
+            )
