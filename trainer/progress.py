@@ -140,6 +140,17 @@ class ProgressWriter:
                 self._record = replace(self._record, save_blocking_s=took)
             self._enter(before)
 
+    def save_ended(self, *, saved_step: int | None, total_s: float | None, failures: int, error: str) -> None:
+        """Say how saving stands, now that a save has ended. `failures`: in a row, `error`: of the newest of them."""
+        self._record = replace(
+            self._record, saved_step=saved_step, save_total_s=total_s, save_failures=failures, save_error=error
+        )
+        self._enter(self._record.phase)
+
+    def fix_size(self) -> None:
+        """Say that the position in the data can't be carried to another number of ranks."""
+        self._record = replace(self._record, is_elastic=False)
+
     def enter(self, name: str) -> None:
         """Change the phase for good, for instance to "end"."""
         self._enter(name)
