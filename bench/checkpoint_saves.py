@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from bench.checkpoint_model import SHAPES, Training, state_bytes
+from bench.checkpoint_ours import Ours
 from bench.checkpoint_ranks import slowest
 from bench.checkpoint_ways import Async, Memcpy, Sync, Way
 
@@ -24,9 +24,11 @@ MAKERS: Mapping[str, Make] = {
     "memcpy": Memcpy,
     "thread": lambda training: Async(training, AsyncCheckpointerType.THREAD),
     "process": lambda training: Async(training, AsyncCheckpointerType.PROCESS),
+    "ours": Ours,
+    "copy": lambda training: Ours(training, staging="copy"),
 }
 # What is measured in turns with what. Not all at once: each keeps a copy of the state in memory.
-GROUPS = (("sync", "memcpy"), ("thread",), ("process",))
+GROUPS = (("sync", "memcpy", "ours"), ("thread", "ours"), ("process", "ours"), ("sync", "memcpy", "copy"))
 
 
 def measure_saves(folder: Path, size_gb: float, repeats: int) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def _measure_group(folder: Path, training: Training, names: tuple[str, ...], rep
 
 
 def take_turn(way: Way, path: Path) -> tuple[float, float]:
-    """Seconds that a save stood in the way, and until it was durable; its folder is removed afterwards."""
+    """Seconds that a save stood in the way, and until it was durable; its files are removed afterwards."""
     settle()
     began = time.monotonic()
     way.begin(path)
@@ -61,8 +63,7 @@ def take_turn(way: Way, path: Path) -> tuple[float, float]:
     way.finish()
     ended = time.monotonic()
     dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)
+    way.remove()
     return begun - began, ended - began
 
 

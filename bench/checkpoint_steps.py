@@ -6,7 +6,6 @@ steps after it included; its time by the step is held against steps that nothing
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import time
 from dataclasses import dataclass
@@ -82,8 +81,7 @@ def _take_period(training: Training, way: Way, path: Path, quiet_steps: int) -> 
         began = time.monotonic()
     way.finish()
     dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(path, ignore_errors=True)
+    way.remove()
     return Period(quiet_s=quiet_s, saving_s=saving_s)
 
 

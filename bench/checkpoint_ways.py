@@ -6,6 +6,7 @@ Each way is given its best: own gloo groups, and stagers that keep their memory 
 from __future__ import annotations
 
 import os
+import shutil
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,13 +25,18 @@ from trainer.contract import fsync_dir
 
 
 class Way(Protocol):
-    """One way to save: `begin` is what training waits for, `finish` ends when the save is as durable as it gets."""
+    """One way to save: `begin` is what training waits for, `finish` ends when the save is as durable as it gets.
+
+    `remove`: what was saved last, on rank 0; every rank calls it.
+    """
 
     def begin(self, path: Path) -> None: ...
 
     def is_done(self) -> bool: ...
 
     def finish(self) -> None: ...
+
+    def remove(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -69,6 +75,9 @@ class Sync:
         if rank == 0:
             fsync_dir(self._path.parent)
 
+    def remove(self) -> None:
+        _remove(self._path)
+
     def close(self) -> None:
         pass
 
@@ -91,6 +100,9 @@ class Memcpy:
     def finish(self) -> None:
         pass
 
+    def remove(self) -> None:
+        pass
+
     def close(self) -> None:
         self._copies.clear()
 
@@ -104,8 +116,10 @@ class Async:
         self._group = dist.new_group(backend="gloo")
         self._stager = DefaultStager(StagingOptions(False, kind is AsyncCheckpointerType.PROCESS, False, False))
         self._save: Future[Any] | None = None
+        self._path = Path()
 
     def begin(self, path: Path) -> None:
+        self._path = path
         begun = async_save(
             collect(self._training),
             storage_writer=FileSystemWriter(path),
@@ -125,9 +139,17 @@ class Async:
             self._save.result()
         self._save = None
 
+    def remove(self) -> None:
+        _remove(self._path)
+
     def close(self) -> None:
         self.finish()
         self._stager.close()
+
+
+def _remove(path: Path) -> None:
+    if dist.get_rank() == 0:
+        shutil.rmtree(path)
 
 
 def _fsync(path: Path) -> None:
