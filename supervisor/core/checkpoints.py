@@ -106,6 +106,44 @@ def _seen_again(before: Checkpoint, view: CheckpointView, now: datetime) -> list
     return []
 
 
+def find_brought_back(
+    known: Sequence[Checkpoint],
+    views: Sequence[CheckpointView],
+    attempts: Sequence[Attempt],
+    released_at: datetime | None,
+    now: datetime,
+) -> list[tuple[Checkpoint, str]]:
+    """Checkpoints that were refused, or gone, and are whole on disk when a person releases the run: copied back.
+
+    Once for each release, and only until an attempt follows; they are to be read back like any other.
+    """
+    ended = [a.over_at for a in attempts if a.is_over]
+    if released_at is None or any(at is not None and at > released_at for at in ended):
+        return []
+    whole = {(v.step, v.attempt): v for v in views if v.is_complete and not v.is_rejected_by_nodes}
+    why = "whole on disk when a person released the run"
+    return [
+        (_again(c, whole[c.key], now), why)
+        for c in known
+        if c.state is CheckpointState.CORRUPT and not c.load_failures  # such a one is whole, and of no use
+        if c.key in whole and c.first_seen_at <= released_at
+    ]
+
+
+def _again(checkpoint: Checkpoint, view: CheckpointView, now: datetime) -> Checkpoint:
+    return replace(
+        checkpoint,
+        state=CheckpointState.COMPLETE,
+        size_bytes=view.size_bytes,
+        files=view.files,
+        samples=view.samples,
+        first_seen_at=now,
+        verified_at=None,
+        verified_by="",
+        detail="",
+    )
+
+
 def fold_verification(before: Checkpoint, result: Verification) -> tuple[Checkpoint, str] | None:
     """What reading a checkpoint back teaches; None when it could not be read (unknown)."""
     if result.ok is None or before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):

@@ -43,6 +43,10 @@ def learn_checkpoints(draft: Draft, run: Run) -> None:
     )
     for checkpoint, why in learnt:
         put_checkpoint(draft, checkpoint, why)
+    released_at = draft.runs[run.name].released_at
+    current = draft.checkpoints(run.name)
+    for checkpoint, why in checkpoint_rules.find_brought_back(current, views, ledger, released_at, draft.now):
+        put_checkpoint(draft, checkpoint, why)
 
 
 def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
