@@ -58,6 +58,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _yes_or_no(text: str) -> bool:
+    if text not in {"yes", "no"}:
+        raise ValueError("yes or no is needed")
+    return text == "yes"
+
+
 def _warning(text: str) -> int:
     value = _whole(text)
     if value > MAX_WARNING_S:
@@ -97,6 +103,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="multiple-of", metavar="N", key=("nodes", "multiple_of"), convert=_whole, help="Only multiples of N nodes."
+    ),
+    Option(
+        name="elastic",
+        metavar="YES|NO",
+        key=("nodes", "elastic"),
+        convert=_yes_or_no,
+        help="Whether the data loader can go on with another number of nodes; default: as checkpoints tell.",
     ),
     Option(
         name="checkpoint-dir",

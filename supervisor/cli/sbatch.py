@@ -380,6 +380,7 @@ def describe_supervision(spec: RunSpec) -> dict[str, Any]:
         "min-nodes": spec.nodes.min,
         "max-nodes": spec.nodes.max,
         "multiple-of": spec.nodes.multiple_of,
+        "elastic": {True: "yes", False: "no", None: "as checkpoints tell"}[spec.nodes.elastic],
         "checkpoint-dir": str(saves.directory or spec.run_dir / "checkpoints"),
         "layout": saves.layout,
         "progress-pattern": spec.progress.pattern or pattern_of(saves.layout) or None,

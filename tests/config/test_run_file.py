@@ -79,6 +79,14 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
     )
 
 
+@pytest.mark.parametrize(("line", "says"), [("", None), ("elastic = true\n", True), ("elastic = false\n", False)])
+def test_a_run_can_say_whether_its_data_loader_changes_size(line: str, says: bool | None) -> None:
+    spec = parse_run_file(GOOD + line, path=HERE)
+    assert spec.nodes.elastic is says
+    assert parse_run_file(render_run_file(spec), path=HERE) == spec
+    assert "elastic: true or false is expected" in refusal(GOOD + 'elastic = "yes"\n')
+
+
 def test_a_key_in_the_wrong_section_is_sent_to_its_section() -> None:
     assert '"partition" belongs in [slurm]' in refusal('partition = "gpu"\n' + GOOD)
 

@@ -96,6 +96,12 @@ def test_how_many_nodes_a_run_may_have(words: list[str], text: str, nodes: tuple
     assert (spec.nodes.min, spec.nodes.max) == nodes
 
 
+@pytest.mark.parametrize(("words", "says"), [([], None), (["--supervise-elastic=yes"], True)])
+def test_a_script_can_say_whether_its_data_loader_changes_size(words: list[str], says: bool | None) -> None:
+    assert read(*words, "train.sh").spec.nodes.elastic is says
+    assert read("train.sh", text=TEXT.replace("echo", "#SUPERVISE elastic=no\necho")).spec.nodes.elastic is False
+
+
 def test_without_a_number_of_nodes_slurm_works_it_out() -> None:
     script = read("--ntasks=8", "train.sh")
     assert not script.script.nodes_given
@@ -124,6 +130,7 @@ def test_without_a_number_of_nodes_slurm_works_it_out() -> None:
         (["--supervise-progress-pattern=step", "train.sh"], TEXT, "one group"),
         (["--supervise-progress-pattern=(", "train.sh"], TEXT, "not a regular expression"),
         (["--supervise-layout=zip", "train.sh"], TEXT, "one of supervisor, auto"),
+        (["--supervise-elastic=maybe", "train.sh"], TEXT, "yes or no"),
         (["--supervise-stall-s=-1", "train.sh"], TEXT, "seconds"),
         (["train.sh"], TEXT.replace("echo", "#SUPERVISE --min-nodes=x\necho"), "whole number"),
         (["train.sh"], TEXT.replace("echo", "#SUPERVISE --dry-run\necho"), "line 3"),
