@@ -36,10 +36,6 @@ _WORD = 2**64 - 1
 _SKIPPED = re.compile(r"(0|[1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 
 
-class BatchNotDivisible(ValueError):
-    """Raised no more: batches split unevenly."""
-
-
 class DataChanged(ValueError):
     """The checkpoint was made on other data, or for other shapes of it, than this process reads."""
 
