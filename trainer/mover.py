@@ -22,6 +22,8 @@ from trainer.uploads import Mover, MoverPlace
 log = logging.getLogger("trainer.mover")
 
 KILL_AFTER_S = 2.0
+DRAIN_TRIES = 5  # failed ones in a row after which the last checkpoint is left to the next attempt
+DRAIN_WAIT_S = 5.0
 
 
 # ---------------------------------------------------------------- the parent's side
@@ -47,7 +49,10 @@ class MoverHandle:
         self._say("poke")
 
     def close(self, wait_s: float = 0.0) -> bool:
-        """End it, at the latest after `wait_s`; True when the newest verified checkpoint is in object storage."""
+        """End it, at the latest after `wait_s`; True when the newest verified checkpoint is in object storage.
+
+        It ends sooner where storage is away: what is left is copied by the next attempt, or by hand.
+        """
         is_done = False
         if wait_s > 0:
             self._say("drain")
@@ -94,10 +99,16 @@ def main(argv: list[str]) -> int:
     place = MoverPlace(**json.loads(argv[1]))
     wishes = _Wishes(os.getppid())
     mover = Mover(place, wait=wishes.wait)
+    in_vain = 0
     while True:
         delay_s = mover.step()
-        if wishes.is_draining and mover.is_done():
-            return 0
+        if wishes.is_draining:
+            if mover.is_done():
+                return 0
+            in_vain = in_vain + 1 if mover.is_failing else 0
+            if in_vain >= DRAIN_TRIES:
+                return 1  # nodes are not kept for storage that is away
+            delay_s = min(delay_s, DRAIN_WAIT_S)
         wishes.wait(delay_s)
 
 

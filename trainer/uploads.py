@@ -178,6 +178,11 @@ class Mover:
         wait_s = min(LONGEST_WAIT_S, self._place.first_wait_s * 2.0 ** min(failures - 1, 20))
         return wait_s * random.uniform(0.8, 1.2)
 
+    @property
+    def is_failing(self) -> bool:
+        """True when the newest try failed."""
+        return self._report.failures > 0
+
     def is_done(self) -> bool:
         """True when the newest verified checkpoint is in object storage."""
         return not self._pending()

@@ -297,6 +297,15 @@ def test_a_slow_server_delays_the_copy_and_nobody_else(server: S3Server, tmp_pat
     assert not any(key.endswith(MANIFEST_NAME) for key in server.objects())
 
 
+@pytest.mark.s3
+def test_the_end_of_a_training_does_not_wait_long_for_storage_that_is_away(server: S3Server, tmp_path: Path) -> None:
+    make_checkpoint(checkpoints(tmp_path), 5)
+    mover = start_mover(place_of(tmp_path, object_url=server.url, first_wait_s=0.01))
+    assert mover is not None
+    assert not mover.close(wait_s=120)
+    assert report(tmp_path).failures >= 5
+
+
 # ---------------------------------------------------------------- the process
 
 
