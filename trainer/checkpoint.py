@@ -27,8 +27,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -36,10 +34,9 @@ from typing import Literal, Self
 import torch
 
 from trainer import contract
-from trainer.advice import AdviceReader
 from trainer.agreement import Agreed, Agreement, LossReader, Word
-from trainer.contract import Divergence, Outcome, RunPaths, write_json
 from trainer.data import DataChanged, parse_skip_samples
+from trainer.lastword import LastWord
 from trainer.loaders import DataNotElastic
 from trainer.losswatch import Finding, LossPolicy, LossWatch
 from trainer.outcomes import SaveOutcomes
@@ -49,10 +46,10 @@ from trainer.restoring import Restored, restore
 from trainer.saves import Saves
 from trainer.saving.planning import PlanChanged
 from trainer.saving.saver import Saver, SaveResult, Staging
-from trainer.schedule import SaveSchedule
 from trainer.signals import SaveRequests
 from trainer.state import Stateful, StateMismatch, TrainState
-from trainer.stored import CheckpointRejected, CheckpointUnreadable, next_attempt
+from trainer.stored import CheckpointRejected, CheckpointUnreadable
+from trainer.surroundings import make_schedule, open_mover, open_saver, progress_path, read_advice, settle
 
 __all__ = [
     "CheckpointRejected",
@@ -71,10 +68,10 @@ __all__ = [
 
 log = logging.getLogger("trainer.checkpoint")
 
-DEFAULT_EVERY_S = 600.0
-DEFAULT_MAX_FAILURES = 5  # without a service, which would tell someone long before
+_DEFAULT_MAX_FAILURES = {True: 0, False: 5}  # under a service never: it tells someone long before
 FINAL_TRIES = 5
 SPANS_KEPT = 1024  # steps whose samples are known, for what a divergence may reach back
+FINAL_UPLOAD_S = 600.0  # for the copy of the last checkpoint to object storage
 LAST_SAVE_S = 120.0  # for the save in flight when the loss went wrong
 
 
@@ -132,7 +129,8 @@ class Checkpointer:
         requests: SaveRequests | None = None,
     ) -> None:
         self._agreement = Agreement()
-        self._place = place = _settle(read_place(run_dir=run_dir), self._agreement)
+        self._place = place = settle(read_place(run_dir=run_dir), self._agreement)
+        self._last_word = LastWord(place)
         self._state = TrainState(
             model=model,
             optimizer=optimizer,
@@ -146,21 +144,23 @@ class Checkpointer:
             world=place.world,
         )
         self._own_progress = progress is None
-        self._progress = progress or ProgressWriter(_progress_path(place), place.attempt, final_step=final_step)
+        self._progress = progress or ProgressWriter(progress_path(place), place.attempt, final_step=final_step)
         self._own_requests = requests is None
-        self._requests = requests or _catch_signals()
-        self._schedule, self._takes_interval = _make_schedule(place, every_s, every_steps)
+        self._requests = requests or SaveRequests()
+        self._schedule, self._takes_interval = make_schedule(place, every_s, every_steps)
         self._waits = when_busy == "wait"
         self._raises = on_failure == "raise"
-        self._max_failures = _limit_failures(place, max_failures)
+        self._max_failures = _DEFAULT_MAX_FAILURES[place.is_supervised] if max_failures is None else max_failures
         self._watch = LossWatch(policy=loss_policy or place.loss_policy)
         self._losses = LossReader()
         self._on_loss = on_loss
         self._mean: float | None = None
         self._spans: deque[tuple[int, int, int]] = deque(maxlen=SPANS_KEPT)  # step, first sample, end
         self._outcomes = SaveOutcomes(self._progress, is_speaker=place.rank == 0)
-        self._saves = _open_saves(self._state, place, self._agreement, self._outcomes, keep_last, staging)
-        self._advice = _read_advice(place)
+        saver = open_saver(place, self._agreement, keep_last=keep_last, staging=staging)
+        self._saves = Saves(self._state, saver, self._agreement, self._outcomes) if saver is not None else None
+        self._advice = read_advice(place)
+        self._mover = open_mover(place)
         self._requests_seen = [0, 0]  # by signal, by advice: what has been said to the other ranks
         self._is_owed = self._exits = self._is_over = False
         self._resumed_step = 0
@@ -202,10 +202,10 @@ class Checkpointer:
         try:
             restored = restore(self._state, self._place, self._agreement)
         except CheckpointRejected as error:
-            self._leave_word(contract.EXIT_CHECKPOINT_REJECTED, str(error), checkpoint=str(error.path))
+            self._last_word.leave(contract.EXIT_CHECKPOINT_REJECTED, str(error), checkpoint=error.path)
             raise
         except (DataChanged, DataNotElastic) as error:
-            self._leave_word(contract.EXIT_DO_NOT_RESTART, str(error))
+            self._last_word.leave(contract.EXIT_DO_NOT_RESTART, str(error))
             raise
         if restored is not None:
             self._resumed_step = restored.step
@@ -226,8 +226,8 @@ class Checkpointer:
         self._count(samples, tokens)
         read = self._losses.read(self._state.step, loss)
         self._progress.step_done(self._state.step, loss=self._mean, samples=self._state.samples)
-        if self._saves is not None:
-            self._saves.poll()
+        if self._saves is not None and (ended := self._saves.poll()) is not None:
+            self._tell_mover(ended)
         self._hear()
         self._raise_failures()
         if self._saves is not None and not self._saves.is_planned:
@@ -262,13 +262,16 @@ class Checkpointer:
         self._hear_last()
         saved = self._save_until_verified(tries=1)
         done = f"saved step {self._state.step} on request"
-        self._leave_word(contract.EXIT_RESUBMIT, done if saved else "asked to exit, and the save failed")
+        self._last_word.leave(contract.EXIT_RESUBMIT, done if saved else "asked to exit, and the save failed")
         self._is_over = True
         return saved
 
     def wait(self, timeout_s: float | None = None) -> SaveResult | None:
         """Wait for the save in flight and return how it ended; None if there is nothing new, or not in time."""
-        return self._saves.wait(timeout_s) if self._saves is not None else None
+        ended = self._saves.wait(timeout_s) if self._saves is not None else None
+        if ended is not None:
+            self._tell_mover(ended)
+        return ended
 
     def close(self) -> None:
         """Save the last step if it isn't, and wait until that is read back. Every rank calls it.
@@ -280,7 +283,7 @@ class Checkpointer:
             self._progress.enter("end")
             if self._saves is not None and self._state.step > self._resumed_step:
                 self._save_until_verified(FINAL_TRIES, or_raise=True)
-        self._release()
+        self._release(mover_s=FINAL_UPLOAD_S)
 
     def __enter__(self) -> Self:
         return self
@@ -411,30 +414,14 @@ class Checkpointer:
             self._saves.wait(LAST_SAVE_S)  # of a step before it went wrong, maybe
         spans = {step: (first, end) for step, first, end in self._spans}
         first, _ = spans.get(finding.onset_step, (0, 0))
-        record = Divergence(
-            attempt=self._place.attempt,
-            kind=finding.kind,
-            onset_step=finding.onset_step,
-            step=finding.step,
-            loss=finding.loss if math.isfinite(finding.loss) else None,
-            score=finding.score,
-            first_sample=first,
-            end_sample=spans.get(finding.step, (0, 0))[1],
-            time=time.time(),
-        )
-        if self._place.rank == 0 and self._place.run_dir is not None:
-            _write(RunPaths(self._place.run_dir).divergence(self._place.attempt), record)
-        self._leave_word(contract.EXIT_DIVERGED, str(error))
+        self._last_word.diverged(finding, first_sample=first, end_sample=spans.get(finding.step, (0, 0))[1])
+        self._last_word.leave(contract.EXIT_DIVERGED, str(error))
         self._is_over = True
         raise error
 
-    def _leave_word(self, exit_code: int, message: str, *, checkpoint: str = "") -> None:
-        if self._place.rank != 0:
-            return
-        log.warning("exit %d: %s", exit_code, message)
-        if self._place.run_dir is not None:
-            outcome = Outcome(attempt=self._place.attempt, exit_code=exit_code, message=message, checkpoint=checkpoint)
-            _write(RunPaths(self._place.run_dir).outcome(self._place.attempt), outcome)
+    def _tell_mover(self, ended: SaveResult) -> None:
+        if self._mover is not None and ended.is_verified:
+            self._mover.poke()
 
     def _skip_samples(self) -> None:
         ranges = parse_skip_samples(self._place.skip_samples)
@@ -446,86 +433,14 @@ class Checkpointer:
         else:
             skip(ranges)
 
-    def _release(self) -> None:
+    def _release(self, *, mover_s: float = 0.0) -> None:
         if self._saves is not None:
             self._saves.close()
+        if self._mover is not None and not self._mover.close(mover_s) and mover_s:
+            log.warning("the newest checkpoint is not in object storage yet: the next attempt goes on copying")
         if self._advice is not None:
             self._advice.close()
         if self._own_requests:
             self._requests.restore()
         if self._own_progress:
             self._progress.close()
-
-
-# ---------------------------------------------------------------- how it is put together
-
-
-def _settle(place: Place, agreement: Agreement) -> Place:
-    """The place with the ranks as they have met, and an attempt number that all ranks know."""
-    place = replace(place, rank=agreement.rank, world=agreement.world)
-    if place.run_dir is None:
-        return place
-    run_dir = place.run_dir
-    if not place.is_supervised:
-        place = replace(place, attempt=agreement.from_rank_0(lambda: next_attempt(run_dir)))
-    if place.rank == 0:
-        with suppress(OSError):
-            # Of workers that were restarted in place: what they left must not explain how these ones end.
-            RunPaths(run_dir).outcome(place.attempt).unlink(missing_ok=True)
-    return place
-
-
-def _progress_path(place: Place) -> Path | None:
-    publishes = place.rank == 0 and place.is_supervised and place.run_dir is not None
-    return RunPaths(place.run_dir).progress(place.attempt) if publishes and place.run_dir else None
-
-
-def _make_schedule(place: Place, every_s: float | None, every_steps: int) -> tuple[SaveSchedule, bool]:
-    """(the schedule, whether the service may change its interval: not one that the script has chosen)."""
-    if every_s is not None or every_steps:
-        return SaveSchedule(every_s=every_s or 0.0, every_steps=every_steps), False
-    return SaveSchedule(every_s=place.every_s if place.is_supervised else DEFAULT_EVERY_S), True
-
-
-def _limit_failures(place: Place, given: int | None) -> int:
-    if given is not None:
-        return given
-    return 0 if place.is_supervised else DEFAULT_MAX_FAILURES
-
-
-def _open_saves(
-    state: TrainState, place: Place, agreement: Agreement, outcomes: SaveOutcomes, keep_last: int, staging: Staging
-) -> Saves | None:
-    if place.run_dir is None:
-        return None
-    saver = Saver(
-        RunPaths(place.run_dir).checkpoints(),
-        run=place.run,
-        attempt=place.attempt,
-        rank=place.rank,
-        world=place.world,
-        node_size=place.local_world,
-        gather=agreement.gather,
-        staging=staging,
-        local_dir=place.local_dir,
-        upload_bytes_per_s=place.upload_bytes_per_s,
-        keep_last=None if place.is_supervised else keep_last,
-    )
-    return Saves(state, saver, agreement, outcomes)
-
-
-def _read_advice(place: Place) -> AdviceReader | None:
-    if place.rank != 0 or not place.is_supervised or place.run_dir is None:
-        return None
-    return AdviceReader(RunPaths(place.run_dir).advice(place.attempt), place.attempt)
-
-
-def _catch_signals() -> SaveRequests:
-    return SaveRequests()
-
-
-def _write(path: Path, record: object) -> None:
-    try:
-        write_json(path, record)
-    except OSError as error:
-        log.error("%s is not written: %s", path.name, error)  # noqa: TRY400 - one line says it all

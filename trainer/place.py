@@ -35,6 +35,11 @@ class Place:
     upload_bytes_per_s: float = 0.0
     loss_policy: LossPolicy = field(default_factory=LossPolicy)
 
+    @property
+    def node(self) -> int:
+        """The number of this rank's node."""
+        return self.rank // self.local_world
+
 
 def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | None = None) -> Place:
     """Ranks as torchrun names them, the run as the contract names it; `run_dir` wins over the environment."""

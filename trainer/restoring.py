@@ -12,9 +12,9 @@ from trainer.agreement import Agreement
 from trainer.contract import Manifest, RunPaths
 from trainer.place import Place
 from trainer.saving.reading import load_state
+from trainer.sources import Locate, SourcePlace, read_checkpoint
 from trainer.state import Loaded, StateMismatch, TrainState
-from trainer.stored import CheckpointRejected, find_checkpoints, publish_verification, read_manifest
-from trainer.tiers import choose_resume
+from trainer.stored import CheckpointRejected, choose_resume, find_checkpoints, publish_verification
 
 log = logging.getLogger("trainer.checkpoint")
 
@@ -45,7 +45,7 @@ def restore(state: TrainState, place: Place, agreement: Agreement) -> Restored |
     candidates = agreement.from_rank_0(lambda: _find_candidates(place))
     for path in candidates:
         try:
-            loaded = _load(path, state, agreement)
+            loaded = _load(path, state, place, agreement)
         except CheckpointRejected as error:
             _denounce(place, error)
             if path == candidates[-1]:
@@ -61,17 +61,45 @@ def _find_candidates(place: Place) -> list[Path]:
     return choose_resume(found, attempt=place.attempt, given=place.resume_from, is_supervised=place.is_supervised)
 
 
-def _load(path: Path, state: TrainState, agreement: Agreement) -> Loaded:
-    manifest: Manifest = agreement.from_rank_0(lambda: read_manifest(path))
+def _load(path: Path, state: TrainState, place: Place, agreement: Agreement) -> Loaded:
     filled: dict[str, object] = {}
 
     def make(items: dict[str, bytes]) -> dict[str, object]:
+        filled.clear()
         filled.update(state.template(items))
         return filled
 
     wanted = ("shared", f"rank.{state.rank}")
-    items = load_state(path, make, group=agreement.group, manifest=manifest, wanted=lambda key: key in wanted)
+
+    def load(manifest: Manifest, locate: Locate) -> dict[str, bytes]:
+        return load_state(
+            path,
+            make,
+            group=agreement.group,
+            manifest=manifest,
+            locate=locate,
+            wanted=lambda key: key in wanted,
+        )
+
+    try:
+        items = read_checkpoint(path, load, place=_sources(place), gather=agreement.gather)
+    except StateMismatch as mismatch:  # on every rank
+        raise CheckpointRejected(path, [f"does not fit: {mismatch}"]) from None
     return _alike(agreement, path, lambda: state.apply(items, filled))
+
+
+def _sources(place: Place) -> SourcePlace:
+    assert place.run_dir is not None
+    return SourcePlace(
+        run_dir=place.run_dir,
+        run=place.run,
+        attempt=place.attempt,
+        rank=place.rank,
+        world=place.world,
+        node_size=place.local_world,
+        local_dir=str(place.local_dir) if place.local_dir is not None else "",
+        object_url=place.object_url,
+    )
 
 
 def _alike(agreement: Agreement, path: Path, apply: Callable[[], Loaded]) -> Loaded:
