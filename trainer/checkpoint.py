@@ -273,11 +273,15 @@ class Checkpointer:
             self._tell_mover(ended)
         return ended
 
-    def close(self) -> None:
+    def close(self, *, saves: bool = True) -> None:
         """Save the last step if it isn't, and wait until that is read back. Every rank calls it.
 
-        Raises `SavesKeepFailing` when it can't be saved: a run without its last step is not finished.
+        `saves` False: end at once, a save in flight is given up. Raises `SavesKeepFailing` when the last step can't
+        be saved: a run without it is not finished.
         """
+        if not saves:
+            self._release()
+            return
         if not self._is_over:
             self._hear_last()
             self._progress.enter("end")
@@ -294,7 +298,7 @@ class Checkpointer:
         if kind is None or (isinstance(error, SystemExit) and error.code in (0, None, contract.EXIT_RESUBMIT)):
             self.close()
         else:  # a peer may be gone: nothing is waited for
-            self._release()
+            self.close(saves=False)
 
     # ------------------------------------------------------------ one step
 
