@@ -271,6 +271,7 @@ class Executor:
             is_final=False,
             deadline_s=_READ_DEADLINE_S,
             checkpoint_directory=spec.directory,
+            unfinished_markers=spec.unfinished_markers,
             layout=spec.layout,
         )
         if view.checkpoints_unknown:

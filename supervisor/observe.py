@@ -240,6 +240,7 @@ class _Sources(TypedDict, total=False):
     pattern: str
     checkpoint_directory: Path | None
     layout: str
+    unfinished_markers: tuple[str, ...]
 
 
 def _sources(run: Run, last: Attempt | None) -> _Sources:
@@ -254,6 +255,7 @@ def _sources(run: Run, last: Attempt | None) -> _Sources:
     if spec.checkpoint.layout != "supervisor":
         sources["layout"] = spec.checkpoint.layout
         sources["checkpoint_directory"] = spec.checkpoint.directory
+        sources["unfinished_markers"] = spec.checkpoint.unfinished_markers
     return sources
 
 

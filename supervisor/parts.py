@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm.types import ClusterFacts
-from supervisor.model import LogFile, NodeChecks, PortProbe, Run, RunView, Verification
+from supervisor.model import UNFINISHED_MARKERS, LogFile, NodeChecks, PortProbe, Run, RunView, Verification
 from supervisor.slurmwatch import Answers
 
 
@@ -80,6 +80,7 @@ class RunDirs(Protocol):
         log_offset: int = 0,
         pattern: str = "",
         checkpoint_directory: Path | None = None,
+        unfinished_markers: tuple[str, ...] = UNFINISHED_MARKERS,
         layout: str = "supervisor",
     ) -> RunView: ...
     def write_attempt(self, run_dir: Path, attempt: int, files: Mapping[str, bytes]) -> None: ...

@@ -21,7 +21,7 @@ import msgspec
 from supervisor.child import Child, ChildGone, ChildLate
 from supervisor.layouts.registry import AUTO, needs_of, pattern_of
 from supervisor.logsteps import LogSteps
-from supervisor.model import LogFile, RunView, Seen
+from supervisor.model import UNFINISHED_MARKERS, LogFile, RunView, Seen
 from supervisor.rundir_child import LOG_TAIL_BYTES, Content, Findings, Question, Surveyed
 from trainer.contract import LaunchReport, Progress, RunPaths
 
@@ -79,14 +79,16 @@ class RunDirReader:
         pattern: str = "",
         checkpoint_directory: Path | None = None,
         layout: str = OWN_LAYOUT,
+        unfinished_markers: tuple[str, ...] = UNFINISHED_MARKERS,
     ) -> RunView:
         """What the run directory says now; raises RunDirUnreadable after at most `deadline_s`.
 
         `log_path`, `log_offset`: the job's log, where it is not the attempt's own, and how much of it is older.
         With a `layout` other than our own the checkpoints are those in `checkpoint_directory` (default: the run
-        directory's): a folder that can't be looked at is told in the view, and takes up to `deadline_s` more. Attempt
-        0, before the first: nothing but them is read. `pattern` finds the step in the log where the training writes
-        no progress file (default: the layout's own); that takes at most another second.
+        directory's), without those that bear one of `unfinished_markers`: a folder that can't be looked at is told in
+        the view, and takes up to `deadline_s` more. Attempt 0, before the first: nothing but them is read. `pattern`
+        finds the step in the log where the training writes no progress file (default: the layout's own); that takes
+        at most another second.
         """
         surveyed, strange = None, _NOT_STRANGE
         if attempt:
@@ -104,7 +106,12 @@ class RunDirReader:
         if layout != OWN_LAYOUT:  # after the exit record: what was published before it is seen with it
             folder = checkpoint_directory or run_dir / "checkpoints"
             question = Question(
-                do="survey", path=str(folder), is_final=is_final, budget_s=deadline_s * 0.5, layout=layout
+                do="survey",
+                path=str(folder),
+                is_final=is_final,
+                budget_s=deadline_s * 0.5,
+                layout=layout,
+                marks=unfinished_markers,
             )
             surveyed = self._survey(run, question, deadline_s)
             strange = self._judge_strange(run, surveyed, folder, layout)

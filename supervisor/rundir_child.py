@@ -27,7 +27,7 @@ from supervisor.child import Wire, serve
 from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_own_folder, open_parent, read_bounded, read_end
 from supervisor.layouts.survey import NoFolder, Survey
 from supervisor.logsteps import LogSteps, find_step
-from supervisor.model import CheckpointView, LogFile
+from supervisor.model import UNFINISHED_MARKERS, CheckpointView, LogFile
 from trainer import contract
 from trainer.contract import (
     MANIFEST_NAME,
@@ -77,6 +77,7 @@ class Question:
     offset: int = 0  # with read and steps: the log before it is of earlier attempts, or known
     layout: str = "supervisor"  # with read and survey; "supervisor": the checkpoints of our own layout are read
     target: str = ""  # with link: the checkpoint
+    marks: tuple[str, ...] = UNFINISHED_MARKERS  # with survey: of checkpoints that are not finished
     pattern: str = ""  # with steps, and with logs: of their names, its group being the job's id
 
 
@@ -543,7 +544,9 @@ def survey_folder(question: Question, survey: Survey) -> Surveyed:
     """What lies in a folder of checkpoints; raises OSError when that can't be told."""
     until = time.monotonic() + question.budget_s
     try:
-        sight = survey.look(Path(question.path), question.layout, until, is_final=question.is_final)
+        sight = survey.look(
+            Path(question.path), question.layout, until, is_final=question.is_final, marks=question.marks
+        )
     except NoFolder:
         return Surveyed(has_folder=False)
     return Surveyed(

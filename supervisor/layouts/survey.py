@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from supervisor.layouts.found import Candidate, Found
 from supervisor.layouts.megatron import TRACKER_NAME
 from supervisor.layouts.registry import AUTO, LAYOUTS, Layout, choose
 from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, Unfinished, to_entry
-from supervisor.model import CheckpointView
+from supervisor.model import UNFINISHED_MARKERS, CheckpointView
 
 MAX_NAMES = 20_000
 MAX_SIZES = 256  # files of one that is being written whose sizes are looked at
@@ -30,7 +30,6 @@ RECHECK_BROKEN_S = 2.0  # it may be one that is being written
 SETTLE_S = 5.0  # one without an end mark must not change for this long, between looks: clocks of file servers differ
 TRACKERS = (TRACKER_NAME, LATEST_NAME)  # with another content, what they name is another
 NEWER_S = 30.0  # by so much a file may be newer than the mark that was written after it
-UNFINISHED = ("-unfinished", ".unfinished", ".incomplete", ".in_progress")  # marks of one that is written or removed
 
 
 class NoFolder(Exception):
@@ -77,10 +76,19 @@ class Survey:
         self._clock = clock
         self._folders: dict[tuple[str, str], _Memory] = {}
 
-    def look(self, directory: Path, layout_name: str, until: float, *, is_final: bool = False) -> Sight:
+    def look(
+        self,
+        directory: Path,
+        layout_name: str,
+        until: float,
+        *,
+        is_final: bool = False,
+        marks: Sequence[str] = UNFINISHED_MARKERS,
+    ) -> Sight:
         """Views of the newest checkpoints, oldest first; raises NoFolder, and OSError when the list can't be read.
 
-        `is_final`: the job has ended, so what lies there is all that comes.
+        `is_final`: the job has ended, so what lies there is all that comes. `marks`: ends of the names of files that
+        stand beside a checkpoint (or names of files in it) that is not finished; they are never removed here.
         """
         memory = self._folders.setdefault((str(directory), layout_name), _Memory())
         try:
@@ -90,7 +98,7 @@ class Survey:
         try:
             names, odd = _list(folder, directory)
             layout, note = choose(names) if layout_name == AUTO else (LAYOUTS[layout_name], "")
-            look = _Look(self, folder, directory, layout, memory, until, is_final=is_final)
+            look = _Look(self, folder, directory, layout, memory, until, is_final=is_final, marks=tuple(marks))
             return look.run(names, tuple(line for line in (note, odd) if line))
         finally:
             os.close(folder)
@@ -109,10 +117,12 @@ class _Look:
         until: float,
         *,
         is_final: bool,
+        marks: tuple[str, ...],
     ) -> None:
         self._now = survey._clock()  # noqa: SLF001 - a part of it
         self._folder, self._directory, self._layout = folder, directory, layout
         self._memory, self._until, self._is_final = memory, until, is_final
+        self._marks = marks
         self._names: frozenset[str] = frozenset()
         self._trackers: tuple[Entry | None, ...] = ()
         self._unknown: list[str] = []
@@ -195,7 +205,7 @@ class _Look:
             return False
         tree = Tree(self._folder, until=self._until)
         try:
-            _refuse_marked(self._names, known.view.path.rpartition("/")[2])
+            _refuse_marked(tree, self._names, known.view.path.rpartition("/")[2], self._marks)
             is_same = stamp_of({name: tree.file(name) for name in known.files}) == known.view.stamp
         except Broken:
             return False
@@ -223,7 +233,7 @@ class _Look:
         tree = self._memory.partial.setdefault(candidate.name, Tree(self._folder))
         tree.renew(self._folder, self._until)
         try:
-            found, entries = inspect_candidate(tree, self._layout, candidate, self._names)
+            found, entries = inspect_candidate(tree, self._layout, candidate, self._names, self._marks)
         except Broken as error:
             del self._memory.partial[candidate.name]
             detail = _printable(str(error))[:500]
@@ -234,20 +244,26 @@ class _Look:
 
 
 def inspect_candidate(
-    tree: Tree, layout: Layout, candidate: Candidate, names: Collection[str]
+    tree: Tree,
+    layout: Layout,
+    candidate: Candidate,
+    names: Collection[str],
+    marks: Sequence[str] = UNFINISHED_MARKERS,
 ) -> tuple[Found, Mapping[str, Entry]]:
     """What a layout makes of one name, with its files; `names`: all of the folder. Raises Broken, OSError."""
-    _refuse_marked(names, candidate.name)
+    _refuse_marked(tree, names, candidate.name, marks)
     found = layout.inspect(tree, candidate)
     entries = {name: tree.file(name) for name in found.files}
     _refuse_older_mark(found, entries)
     return found, entries
 
 
-def _refuse_marked(names: Collection[str], name: str) -> None:
-    """A framework may put a file beside one that it writes or removes."""
-    marked = [f"{base}{mark}" for base in (name, name.removesuffix(".ckpt")) for mark in UNFINISHED]
+def _refuse_marked(tree: Tree, names: Collection[str], name: str, marks: Sequence[str]) -> None:
+    """A framework may put a file beside one that it writes or removes, or into it."""
+    marked = [f"{base}{mark}" for base in (name, name.removesuffix(".ckpt")) for mark in marks]
     found = next((mark for mark in marked if mark in names), None)
+    if found is None and tree.is_folder(name):
+        found = next((inner for mark in marks if tree.entry(inner := f"{name}/{mark}") is not None), None)
     if found is not None:
         raise Unfinished(f"{found} says that it is not finished")
 

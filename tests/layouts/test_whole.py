@@ -468,3 +468,28 @@ def test_a_folder_without_any_checkpoint_holds_none(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "train.py").write_text("")
     assert look(tmp_path).views == ()
+
+
+@pytest.mark.parametrize("mark", ["step-4.writing", "step-4/.writing"])
+def test_the_marks_of_an_unfinished_one_can_be_given_and_are_never_removed(mark: str, tmp_path: Path) -> None:
+    """CK-09: a mark that is older than its folder, beside it or in it, stays where it is."""
+    folder = copy_of("dcp", tmp_path)
+    (folder / mark).touch()
+    os.utime(folder / mark, (1, 1))
+    survey = Survey()
+    for _ in range(2):
+        seen = survey.look(folder, "dcp", time.monotonic() + 30, is_final=True, marks=(".writing",))
+        assert [v.step for v in seen.views if v.is_complete] == [2]
+        assert (folder / mark).exists()
+    assert whole_steps(folder, "dcp") == [2, 4]
+
+
+def test_a_mark_that_comes_later_makes_a_known_one_unfinished(tmp_path: Path) -> None:
+    """CK-09: a framework marks what it is about to remove."""
+    folder = copy_of("dcp", tmp_path)
+    clock = [0.0]
+    survey = Survey(clock=lambda: clock[0])
+    assert [v.step for v in survey.look(folder, "dcp", 1e9, is_final=True).views if v.is_complete] == [2, 4]
+    (folder / "step-4" / ".in_progress").touch()
+    clock[0] += 120.0
+    assert [v.step for v in survey.look(folder, "dcp", 1e9, is_final=True).views if v.is_complete] == [2]

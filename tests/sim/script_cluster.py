@@ -268,6 +268,7 @@ class ScriptReader:
         pattern: str = "",
         checkpoint_directory: Path | None = None,
         layout: str = "supervisor",
+        unfinished_markers: tuple[str, ...] = (),
     ) -> RunView:
         self._answer()
         now = self._cluster.clock.now()
