@@ -33,6 +33,7 @@ class Place:
     local_dir: Path | None = None
     object_url: str = ""
     upload_bytes_per_s: float = 0.0
+    object_keep_last: int = 3
     loss_policy: LossPolicy = field(default_factory=LossPolicy)
 
     @property
@@ -59,9 +60,10 @@ def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | N
         resume_from=Path(resume) if resume else None,
         every_s=float(get(contract.ENV_CHECKPOINT_EVERY_S) or 0),
         skip_samples=get(contract.ENV_SKIP_SAMPLES, ""),
-        local_dir=Path(local) if local else None,
+        local_dir=Path(os.path.expandvars(local)) if local else None,
         object_url=get(contract.ENV_OBJECT_URL, ""),
         upload_bytes_per_s=float(get(contract.ENV_UPLOAD_BYTES_PER_S) or 0),
+        object_keep_last=int(get(contract.ENV_OBJECT_KEEP_LAST) or 3),
         loss_policy=_read_policy(environment),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.agreement import Agreement
 from trainer.contract import Manifest, RunPaths
 from trainer.place import Place
+from trainer.recovery import recover_own
 from trainer.saving.reading import load_state
 from trainer.sources import Locate, SourcePlace, read_checkpoint
 from trainer.state import Loaded, StateMismatch, TrainState
@@ -42,6 +43,8 @@ def restore(state: TrainState, place: Place, agreement: Agreement) -> Restored |
     This attempt's own ones come first: its workers may have been restarted in place after it saved. Raises
     `CheckpointRejected` of the last candidate when all are rejected: a fresh start would throw the run away.
     """
+    if place.local_dir is not None:  # where the workers were restarted in place after a save had got to the disks alone
+        recover_own(_sources(place), agreement.gather)
     candidates = agreement.from_rank_0(lambda: _find_candidates(place))
     for path in candidates:
         try:

@@ -89,6 +89,7 @@ def open_mover(place: Place) -> MoverHandle | None:
             node_size=place.local_world,
             object_url=place.object_url,
             bytes_per_s=place.upload_bytes_per_s,
+            keep_last=place.object_keep_last,
             local_dir=str(place.local_dir) if place.local_dir is not None else "",
         )
     )
