@@ -22,7 +22,7 @@ from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
 from trainer.saving.memory import StagingMemory
 from trainer.saving.protect import Protector, Range, copy_behind
-from trainer.tiers import Condition, check_file
+from trainer.stored import Condition, check_file
 
 METADATA_NAME = ".metadata"
 _VISIBLE_WITHIN_S = 10.0  # NFS clients cache "no such folder" for a few seconds

@@ -17,7 +17,8 @@ from typing import Any
 
 from trainer.contract import MANIFEST_NAME, Manifest, ManifestFile, checkpoint_name, fsync_dir, write_bytes
 from trainer.manifest import seal_manifest
-from trainer.tiers import choose_prunable, find_checkpoints, publish_verification, remove_checkpoint
+from trainer.stored import find_checkpoints, publish_verification, remove_checkpoint
+from trainer.tiers import prune
 
 log = logging.getLogger("trainer.saving.publish")
 
@@ -85,7 +86,9 @@ def vouch(destination: Destination, request: Mapping[str, Any], bad_files: Itera
     publish_verification(path, ok=not bad, bad_files=bad, now=time.time())
     if not bad:
         point_latest(path)
-        prune(destination, in_use=frozenset({path, *(Path(name) for name in request.get("in_use", ()))}))
+        if destination.keep_last is not None:
+            in_use = {path, *(Path(name) for name in request.get("in_use", ()))}
+            prune(destination.checkpoints, keep_last=destination.keep_last, attempt=destination.attempt, in_use=in_use)
 
 
 def point_latest(path: Path) -> None:
@@ -97,18 +100,6 @@ def point_latest(path: Path) -> None:
         temporary.replace(path.parent / LATEST_NAME)
     except OSError as error:
         log.warning("the link %s is not renewed: %s", LATEST_NAME, error)
-
-
-def prune(destination: Destination, *, in_use: frozenset[Path]) -> None:
-    """Remove older checkpoints than the last `keep_last` verified ones, where this is ours to do."""
-    if destination.keep_last is None:
-        return
-    found = find_checkpoints(destination.checkpoints)
-    for old in choose_prunable(found, keep_last=destination.keep_last, attempt=destination.attempt, in_use=in_use):
-        try:
-            remove_checkpoint(old.path)
-        except OSError as error:
-            log.warning("old checkpoint %s is not removed: %s", old.path, error)
 
 
 def discard(path: Path) -> None:

@@ -11,10 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import secrets
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,10 +25,10 @@ import torch
 
 from trainer.contract import checkpoint_name
 from trainer.saving.image import Image
-from trainer.saving.link import Link, LinkLost, Message
+from trainer.saving.link import LinkLost, Message
+from trainer.saving.meeting import meet
 from trainer.saving.memory import StagingMemory
-from trainer.saving.probe import probe_protection
-from trainer.saving.protect import Descriptor, allow_reading_by, open_descriptor
+from trainer.saving.process import WriterProcess
 from trainer.saving.staging import (
     Binding,
     DeviceCopies,
@@ -51,7 +47,7 @@ log = logging.getLogger("trainer.saving.saver")
 ANSWER_LIMIT_S = 20.0  # for what the writer answers at once
 PREPARE_LIMIT_S = 300.0
 STAGE_LIMIT_S = 60.0  # until nothing is protected any more: the training may wait for it
-EXIT_LIMIT_S = 5.0
+_LOOK_S = 5.0
 
 Staging = Literal["auto", "copy", "protect"]
 
@@ -121,8 +117,7 @@ class Saver:
         self._rank = rank
         self._stage_limit_s = stage_limit_s
         self._in_use: tuple[str, ...] = ()
-        self._listener = _listen(world) if rank == 0 else None
-        addresses, secret = _meet(gather, self._listener)
+        self._meeting = meet(gather, rank=rank, world=world)
         self._config: dict[str, Any] = {
             "checkpoints": str(checkpoints),
             "run": run,
@@ -130,8 +125,8 @@ class Saver:
             "rank": rank,
             "world": world,
             "node_size": node_size,
-            "addresses": addresses,
-            "secret": secret,
+            "addresses": self._meeting.addresses,
+            "secret": self._meeting.secret,
             "keep_last": keep_last,
             "nice": nice,
             "local_dir": str(local_dir) if local_dir is not None else "",
@@ -139,11 +134,7 @@ class Saver:
         }
         self._wants_protection = staging != "copy"
         self._is_protecting = False
-        self._descriptor: Descriptor | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
-        self._is_ready = False
-        self._has_prepared = False
+        self._writer: WriterProcess | None = None
         self._image: Image | None = None
         self._metadata: bytes | None = None
         self._memory: StagingMemory | None = None
@@ -154,8 +145,7 @@ class Saver:
         self._results: deque[SaveResult] = deque()
         self._phase = "idle"
         self._is_closed = False
-        self._start_writer()
-        self._await_ready()
+        self._await_writer()
         if self._wants_protection:
             self._choose_protection(is_needed=staging == "protect")
 
@@ -179,9 +169,15 @@ class Saver:
         return self._is_protecting
 
     @property
+    def holds_sources(self) -> bool:
+        """True while tensors of the save in flight are still being copied behind the training."""
+        self._hear()
+        return self._current is not None and self._current.held is not None
+
+    @property
     def writer_pid(self) -> int | None:
         """The process of this rank's writer."""
-        return self._process.pid if self._process is not None else None
+        return self._writer.pid if self._writer is not None else None
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Never prune these: a training that resumed from one may want it again."""
@@ -248,12 +244,7 @@ class Saver:
 
     def wait(self, timeout_s: float | None = None) -> SaveResult | None:
         """Wait for the save in flight and return its result; None if there is nothing new, or not in time."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._current is not None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                break
-            self._hear(within_s=left if left is not None else EXIT_LIMIT_S)
+        self._await_end(timeout_s)
         return self._results.popleft() if self._results else None
 
     def close(self, timeout_s: float = 0.0) -> None:
@@ -263,20 +254,18 @@ class Saver:
         """
         if self._is_closed:
             return
-        if self._current is not None:
-            deadline = time.monotonic() + timeout_s
-            while self._current is not None and (left := deadline - time.monotonic()) > 0:
-                self._hear(within_s=left)
+        self._await_end(timeout_s)
         self._is_closed = True
-        self._end_writer(is_idle=self._current is None)
-        self._current = None
+        if self._writer is not None:
+            self._writer.end(is_idle=self._current is None)
+        self._writer = self._current = None
         self._phase = "idle"
         if self._device is not None:
             self._device.close()
         if self._memory is not None:
             self._memory.close()
-        if self._listener is not None:
-            self._listener.close()
+        if self._meeting.listener is not None:
+            self._meeting.listener.close()
 
     # ------------------------------------------------------------ staging
 
@@ -286,9 +275,10 @@ class Saver:
         assert self._memory is not None
         binding, image = self._binding, plan.image
         is_protecting = bool(binding.ranges)
-        if is_protecting and self._descriptor is not None and self._descriptor.needs_pages:
+        writer = self._await_writer()
+        if is_protecting and writer.descriptor is not None and writer.descriptor.needs_pages:
             touch_pages(binding)
-        self._send(
+        writer.send(
             {
                 "kind": "begin",
                 "save": current.save,
@@ -300,37 +290,27 @@ class Saver:
         copied = self._device.begin(image, sources) if self._device is not None else None
         copy_now(image, sources, binding, self._memory)  # while the writer protects the rest
         if is_protecting:
-            error = str(self._receive("protected", ANSWER_LIMIT_S)["error"])
+            error = str(writer.await_answer("protected", ANSWER_LIMIT_S, self._handle)["error"])
             if error:
                 log.warning("the state can't be protected and is copied at once: %s", error)
                 copy_all(image, sources, self._memory)
             else:
                 current.held = sources
         if copied is None:
-            self._send({"kind": "filled", "save": current.save})
+            writer.send({"kind": "filled", "save": current.save})
         else:
             current.held = sources
-            name = f"staged-{current.save}"
-            threading.Thread(target=self._fill_after, args=(copied, current.save), name=name, daemon=True).start()
-
-    def _fill_after(self, copied: Callable[[], Any], save: str) -> None:
-        try:
-            copied()
-            message: Message = {"kind": "filled", "save": save}
-        except RuntimeError as error:  # of the GPU
-            message = {"kind": "refuse", "save": save, "error": f"staging failed: {error}"}
-        with suppress(LinkLost):
-            self._send(message)
+            threading.Thread(target=_fill_after, args=(copied, writer, current.save), daemon=True).start()
 
     def _prepare(self, plan: Plan, sources: Sequence[Source]) -> None:
-        self._await_ready()
+        writer = self._await_writer()
         image = plan.image
         if self._image is None or image.signature != self._image.signature or plan.metadata != self._metadata:
             self._allocate(plan, needs_device=any(is_on_device(source) for source in sources))
-        if not self._has_prepared:
-            self._tell_prepared()
+        if not writer.has_memory:
+            self._hand_over_memory(writer)
         if self._binding is None or self._binding.key != locate(sources):
-            self._bind(image, sources)
+            self._bind(writer, image, sources)
 
     def _allocate(self, plan: Plan, *, needs_device: bool) -> None:
         if self._device is not None:
@@ -338,7 +318,8 @@ class Saver:
         if self._memory is not None:
             self._memory.close()
         self._image = self._memory = self._device = self._binding = None
-        self._has_prepared = False
+        if self._writer is not None:
+            self._writer.has_memory = False
         memory = StagingMemory.allocate(plan.image.size)
         memory.fill(plan.image.frame)
         if not self._is_protecting:
@@ -346,34 +327,32 @@ class Saver:
         self._device = DeviceCopies(memory) if needs_device else None
         self._memory, self._image, self._metadata = memory, plan.image, plan.metadata
 
-    def _tell_prepared(self) -> None:
+    def _hand_over_memory(self, writer: WriterProcess) -> None:
         assert self._image is not None
         assert self._memory is not None
+        self._binding = None  # this writer has none yet
+        message = {
+            "kind": "prepare",
+            "name": self._image.name,
+            "size": self._image.size,
+            "slots": [(slot.offset, slot.size, slot.crc_at) for slot in self._image.slots],
+            "has_metadata": self._metadata is not None,
+        }
         fds = [self._memory.fd]
         if self._metadata is not None:
             fds.append(_in_memory(self._metadata))
         try:
-            self._send(
-                {
-                    "kind": "prepare",
-                    "name": self._image.name,
-                    "size": self._image.size,
-                    "slots": [(slot.offset, slot.size, slot.crc_at) for slot in self._image.slots],
-                    "has_metadata": self._metadata is not None,
-                },
-                fds,
-            )
+            writer.send(message, fds)
         finally:
             for fd in fds[1:]:
                 os.close(fd)
-        self._receive("prepared", PREPARE_LIMIT_S)
-        self._has_prepared = True
-        self._binding = None  # the writer has none yet
+        writer.await_answer("prepared", PREPARE_LIMIT_S, self._handle)
+        writer.has_memory = True
 
-    def _bind(self, image: Image, sources: Sequence[Source]) -> None:
+    def _bind(self, writer: WriterProcess, image: Image, sources: Sequence[Source]) -> None:
         binding = bind(image, sources, is_protecting=self._is_protecting)
         use_huge_pages(binding)
-        self._send(
+        writer.send(
             {
                 "kind": "bind",
                 "ranges": [(part.address, part.size, part.offset) for part in binding.ranges],
@@ -383,56 +362,32 @@ class Saver:
         self._binding = binding
 
     def _refuse(self, current: _InFlight, error: str) -> None:
-        with suppress(LinkLost):
-            self._send({"kind": "refuse", "save": current.save, "error": error})
+        if self._writer is not None:
+            with suppress(LinkLost):
+                self._writer.send({"kind": "refuse", "save": current.save, "error": error})
         self._end(current, error=f"rank {self._rank}: {error}")
 
     # ------------------------------------------------------------ the writer
 
-    def _start_writer(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._descriptor = None
-        if self._wants_protection:
-            with suppress(OSError):
-                self._descriptor = open_descriptor()
-        fds = [self._descriptor.fd] if self._descriptor is not None else []
-        fds += [self._listener.fileno()] if self._listener is not None else []
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", "trainer.saving.writer", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # signals to the training's group are not meant for it
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(part or str(Path.cwd()) for part in sys.path)},
-                )
-            allow_reading_by(self._process.pid)
-            self._link = Link(ours)
-            self._is_ready = self._has_prepared = False
-            self._binding = None
-            has_descriptor = self._descriptor is not None
-            with suppress(LinkLost):  # heard of where its answer is waited for
-                self._link.send({**self._config, "pid": os.getpid(), "has_descriptor": has_descriptor}, fds)
-        finally:
-            if self._descriptor is not None:
-                os.close(self._descriptor.fd)  # the writer has the only one: with it goes the protection
+    def _await_writer(self) -> WriterProcess:
+        """The writer, ready to serve; a new one where there is none. Raises `LinkLost`."""
+        writer = self._writer or self._start_writer()
+        writer.await_ready()
+        return writer
 
-    def _await_ready(self) -> None:
-        if self._link is None:
-            self._start_writer()
-        if not self._is_ready:
-            self._receive("ready", ANSWER_LIMIT_S * 3)
-            self._is_ready = True
+    def _start_writer(self) -> WriterProcess:
+        self._binding = None
+        self._writer = WriterProcess(
+            self._config, listener=self._meeting.listener, has_descriptor=self._wants_protection
+        )
+        return self._writer
 
     def _choose_protection(self, *, is_needed: bool) -> None:
-        problem = "the kernel or the site gives no userfaultfd of full mode"
-        if self._descriptor is not None:
-            assert self._link is not None
-            try:
-                problem = probe_protection(self._link, self._descriptor)
-            except LinkLost as error:
-                self._writer_gone(str(error))
-                problem = str(error)
+        try:
+            problem = self._await_writer().probe()
+        except LinkLost as error:
+            self._writer_gone(str(error))
+            problem = str(error)
         self._is_protecting = not problem
         if problem and is_needed:
             self.close()
@@ -441,44 +396,30 @@ class Saver:
             log.info("states are copied at once: %s", problem)
             self._wants_protection = False
 
-    def _send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        if self._link is None:
-            raise LinkLost("there is no writer")
-        self._link.send(message, fds)
-
-    def _receive(self, kind: str, within_s: float) -> Message:
-        """The next message of a kind, others handled on the way; raises `LinkLost` when it does not come."""
-        deadline = time.monotonic() + within_s
-        while True:
-            if self._link is None:
-                raise LinkLost("there is no writer")
-            message = self._link.receive(max(0.0, deadline - time.monotonic()))
-            if message is None:
-                raise LinkLost(f"no answer within {within_s:g} s")
-            if message["kind"] == kind:
-                return message
-            self._handle(message)
-
     def _hear(self, within_s: float = 0.0) -> None:
         """Handle what the writer has said, having waited for its first word."""
-        if self._link is None:
+        writer = self._writer
+        if writer is None:
             return
         try:
-            while self._link is not None and (message := self._link.receive(within_s)) is not None:
+            while (message := writer.hear(within_s)) is not None:
                 self._handle(message)
                 within_s = 0.0
         except LinkLost as error:
-            was_ready = self._is_ready
             self._writer_gone(str(error))
-            if was_ready and not self._is_closed:
-                self._start_writer()
+
+    def _await_end(self, timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._current is not None:
+            left = _LOOK_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return
+            self._hear(within_s=left)
 
     def _handle(self, message: Message) -> None:
         current = self._current
         match message["kind"]:
-            case "ready":
-                self._is_ready = True
-            case "phase":
+            case "phase" if current is not None:
                 self._phase = str(message["phase"])
             case "staged" if current is not None and current.save == message["save"]:
                 current.held = None
@@ -506,31 +447,23 @@ class Saver:
         self._phase = "idle"
 
     def _writer_gone(self, why: str) -> None:
-        code = self._end_writer(is_idle=False)
+        writer, self._writer = self._writer, None
+        how = writer.end(is_idle=False) if writer is not None else "ended"
         if self._current is not None:
-            how = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
-            self._end(self._current, error=f"rank {self._rank}: its writer ended{how}: {why}")
+            self._end(self._current, error=f"rank {self._rank}: its writer {how}: {why}")
+        if writer is not None and writer.is_ready and not self._is_closed:
+            self._start_writer()  # ready by the next save; one that never was is not started over and over
 
-    def _end_writer(self, *, is_idle: bool) -> int | None:
-        """Let the writer end and return its exit code, None when it hangs in the kernel."""
-        link, process = self._link, self._process
-        self._link = self._process = None
-        self._is_ready = self._has_prepared = False
-        if link is not None:
-            link.close()
-        if process is None:
-            return None
-        if is_idle:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(EXIT_LIMIT_S)
-        code = process.poll()
-        if code is None:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(EXIT_LIMIT_S)
-        if code is None:
-            process.returncode = 0  # it hangs in the kernel: let nobody wait for it or warn of it
-        return code
+
+def _fill_after(copied: Callable[[], Any], writer: WriterProcess, save: str) -> None:
+    """Say that the rank's part is in place when its copies from the GPU are done."""
+    message: Message = {"kind": "filled", "save": save}
+    try:
+        copied()
+    except RuntimeError as error:
+        message = {"kind": "refuse", "save": save, "error": f"staging failed: {error}"}
+    with suppress(LinkLost):
+        writer.send(message)
 
 
 def read_versions() -> dict[str, str]:
@@ -538,42 +471,6 @@ def read_versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     numpy = sys.modules.get("numpy")
     return versions | ({"numpy": str(numpy.__version__)} if numpy is not None else {})
-
-
-# ---------------------------------------------------------------- where the writers meet
-
-
-def _listen(world: int) -> socket.socket:
-    # Kept by the rank, so that a new writer of rank 0 is found where the old one was.
-    listener = socket.socket()
-    listener.bind(("0.0.0.0", 0))
-    listener.listen(max(world, 16))
-    return listener
-
-
-def _meet(gather: Callable[[Any], list[Any]], listener: socket.socket | None) -> tuple[list[tuple[str, int]], str]:
-    """(addresses to try of rank 0's writer, the secret that writers of this attempt know)."""
-    boot = _read_boot_id()
-    offer = None
-    if listener is not None:
-        offer = (_names_of_this_host(), listener.getsockname()[1], secrets.token_hex(32), boot)
-    names, port, secret, boot_of_rank_0 = gather(offer)[0]
-    hosts = ["127.0.0.1", *names] if boot == boot_of_rank_0 else names
-    return [(host, port) for host in hosts], secret
-
-
-def _names_of_this_host() -> list[str]:
-    names = [os.environ.get("SLURMD_NODENAME", ""), socket.gethostname(), os.environ.get("MASTER_ADDR", "")]
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing: asks which of our addresses leads elsewhere
-        names.append(probe.getsockname()[0])
-    return list(dict.fromkeys(name for name in names if name))
-
-
-def _read_boot_id() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
 
 
 def _in_memory(data: bytes) -> int:

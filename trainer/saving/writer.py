@@ -454,7 +454,6 @@ def main(arguments: list[str]) -> int:
     except LinkLost:
         return 0
     writer.run()
-    sys.stdout.flush()
     os._exit(0)  # threads that hang in a dead file system must not hold it
 
 

@@ -1,0 +1,183 @@
+"""Write protection by userfaultfd: who writes waits for the copy, and the copy holds what was there before."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.trainer.saving.waiting import await_that
+from trainer.saving.protect import CHUNK_BYTES, PAGE, Protector, Range, copy_behind, open_descriptor, split
+
+SIZE = 3 * CHUNK_BYTES
+
+
+def _why_not() -> str:
+    try:
+        os.close(open_descriptor().fd)
+    except OSError as error:
+        return f"no userfaultfd of full mode here: {error}"
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
+
+
+@dataclass(frozen=True)
+class Memory:
+    mapping: mmap.mmap
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.mapping))
+
+    def write(self, offset: int, data: bytes) -> None:
+        ctypes.memmove(self.address + offset, data, len(data))
+
+    def write_aside(self, offset: int, data: bytes) -> threading.Thread:
+        thread = threading.Thread(target=self.write, args=(offset, data), daemon=True)
+        thread.start()
+        return thread
+
+
+def _memory(fill: bytes) -> Memory:
+    memory = Memory(mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    if fill:
+        memory.mapping[:] = fill * SIZE
+    return memory
+
+
+@pytest.fixture
+def protector() -> Iterator[Protector]:
+    descriptor = open_descriptor()
+    yield Protector(descriptor.fd, os.getpid())
+    os.close(descriptor.fd)
+
+
+def _whole(memory: Memory) -> Range:
+    return Range(memory.address, SIZE, 0)
+
+
+def test_a_write_waits_for_the_copy_and_does_not_leak_into_it(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    writes = [source.write_aside(at * CHUNK_BYTES + 5, b"new") for at in (2, 0)]
+    copy_behind(protector, [_whole(source)], copy.address)
+    for write in writes:
+        write.join(10)
+    assert copy.mapping[:] == b"a" * SIZE
+    assert [source.mapping[at * CHUNK_BYTES + 5 :][:3] for at in (0, 2)] == [b"new", b"new"]
+
+
+def test_what_someone_waits_for_is_copied_first(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    write = source.write_aside(2 * CHUNK_BYTES, b"new")
+    await_that(protector.waiting)
+    order: list[int] = []
+    reading = protector.read
+
+    def read(address: int, size: int, into: int) -> None:
+        order.append(into - copy.address)
+        reading(address, size, into)
+
+    protector.read = read  # type: ignore[method-assign]
+    other = source.write_aside(CHUNK_BYTES, b"new")
+    awaited = protector.waiting
+
+    def wait(within_s: float = 0.0) -> list[int]:
+        return awaited(5.0 if not order else 0.0)
+
+    protector.waiting = wait  # type: ignore[method-assign]
+    copy_behind(protector, [_whole(source)], copy.address)
+    write.join(10)
+    other.join(10)
+    assert order[0] == CHUNK_BYTES
+
+
+def test_memory_that_was_never_touched_is_protected_too(protector: Protector) -> None:
+    source, copy = _memory(b""), _memory(b"x")
+    protector.protect([_whole(source)])
+    write = source.write_aside(CHUNK_BYTES, b"new")
+    copy_behind(protector, [_whole(source)], copy.address)
+    write.join(10)
+    assert copy.mapping[:] == bytes(SIZE)
+
+
+def test_reading_does_not_wait(protector: Protector) -> None:
+    source = _memory(b"a")
+    protector.protect([_whole(source)])
+    assert source.mapping[SIZE // 2] == ord("a")
+    protector.release_all([_whole(source)])
+
+
+def test_a_failure_in_the_middle_leaves_nothing_protected(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+
+    def fail(address: int, size: int, into: int) -> None:
+        raise OSError("no")
+
+    protector.read = fail  # type: ignore[method-assign]
+    protector.protect([_whole(source)])
+    with pytest.raises(OSError, match="no"):
+        copy_behind(protector, [_whole(source)], copy.address)
+    write = source.write_aside(0, b"new")
+    write.join(10)
+    assert not write.is_alive()
+
+
+def test_a_cancelled_copy_leaves_nothing_protected(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    copy_behind(protector, [_whole(source)], copy.address, is_cancelled=lambda: True)
+    source.write(0, b"new")
+    assert source.mapping[:3] == b"new"
+
+
+def test_when_the_last_descriptor_goes_so_does_the_protection() -> None:
+    source = _memory(b"a")
+    descriptor = open_descriptor()
+    Protector(descriptor.fd, os.getpid()).protect([_whole(source)])
+    write = source.write_aside(0, b"new")
+    os.close(descriptor.fd)
+    write.join(10)
+    assert source.mapping[:3] == b"new"
+
+
+def test_a_range_that_can_not_be_protected_leaves_the_others_unprotected(protector: Protector) -> None:
+    source = _memory(b"a")
+    gone = mmap.mmap(-1, PAGE)
+    with pytest.raises(OSError, match=r".+"):
+        protector.protect([_whole(source), Range(0x1000, PAGE, 0)])
+    gone.close()
+    source.write(0, b"new")
+    assert source.mapping[:3] == b"new"
+
+
+def test_what_another_one_protects_stays_protected(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    descriptor = open_descriptor()
+    with pytest.raises(OSError, match="busy"):
+        Protector(descriptor.fd, os.getpid()).protect([_whole(source)])
+    os.close(descriptor.fd)
+    write = source.write_aside(0, b"new")
+    copy_behind(protector, [_whole(source)], copy.address)
+    write.join(10)
+    assert copy.mapping[:3] == b"aaa"
+
+
+def test_chunks_end_at_multiples_of_their_size_and_keep_their_offsets() -> None:
+    part = Range(CHUNK_BYTES - PAGE, 2 * CHUNK_BYTES, 100)
+    chunks = list(split([part]))
+    assert [(chunk.address, chunk.size) for chunk in chunks] == [
+        (CHUNK_BYTES - PAGE, PAGE),
+        (CHUNK_BYTES, CHUNK_BYTES),
+        (2 * CHUNK_BYTES, CHUNK_BYTES - PAGE),
+    ]
+    assert [chunk.offset for chunk in chunks] == [100, 100 + PAGE, 100 + PAGE + CHUNK_BYTES]

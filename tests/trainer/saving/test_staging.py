@@ -1,0 +1,115 @@
+"""Which bytes the rank copies itself and which are copied behind it: together every byte, once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+torch = pytest.importorskip("torch")
+
+from tests.trainer.saving.crew import plan_by_hand, raw  # noqa: E402
+from trainer.saving.image import Image  # noqa: E402
+from trainer.saving.memory import StagingMemory  # noqa: E402
+from trainer.saving.protect import PAGE  # noqa: E402
+from trainer.saving.staging import SMALL_BYTES, Binding, bind, copy_all, copy_now, locate  # noqa: E402
+
+LARGE = SMALL_BYTES // 4 + 1
+
+
+def _image(sources: Sequence[object]) -> Image:
+    return plan_by_hand(0, sources).image  # type: ignore[arg-type]
+
+
+def _covered(binding: Binding) -> list[tuple[int, int]]:
+    """(begin, end) in the file of everything that will be filled, in order."""
+    parts = [(part.offset, part.size) for part in binding.copies]
+    parts += [(part.offset, part.size) for part in binding.ranges]
+    parts += [(part.offset, part.size) for part in binding.twins]
+    return sorted((offset, offset + size) for offset, size in parts)
+
+
+def test_every_byte_of_every_tensor_is_filled_once() -> None:
+    sources = [torch.zeros(LARGE * 3), torch.zeros(5), torch.zeros(LARGE), torch.zeros(())]
+    image = _image(sources)
+    binding = bind(image, sources, is_protecting=True)
+    assert binding.ranges
+    covered = _covered(binding)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(covered))
+    assert sum(end - begin for begin, end in covered) == sum(slot.size for slot in image.slots)
+
+
+def test_only_whole_pages_inside_a_tensor_are_protected() -> None:
+    source = torch.zeros(LARGE * 2)[3:]
+    image = _image([source])
+    for part in bind(image, [source], is_protecting=True).ranges:
+        assert part.address % PAGE == part.size % PAGE == 0
+        assert source.data_ptr() <= part.address
+        assert part.address + part.size <= source.data_ptr() + source.numel() * 4
+
+
+def test_without_protection_nothing_is_left_to_copy_behind() -> None:
+    sources = [torch.zeros(LARGE), torch.zeros(LARGE)]
+    binding = bind(_image(sources), sources, is_protecting=False)
+    assert not binding.ranges
+    assert not binding.twins
+
+
+def test_tied_weights_are_copied_behind_once_and_then_doubled() -> None:
+    tied = torch.zeros(LARGE * 2)
+    binding = bind(_image([tied, tied]), [tied, tied], is_protecting=True)
+    assert len(binding.ranges) == 1
+    (twin,) = binding.twins
+    assert twin.source == binding.ranges[0].offset
+    assert twin.size == binding.ranges[0].size
+
+
+def test_a_view_into_another_tensor_is_copied_at_once() -> None:
+    whole = torch.zeros(LARGE * 4)
+    part = whole[LARGE:]
+    binding = bind(_image([whole, part]), [whole, part], is_protecting=True)
+    assert len(binding.ranges) == 1
+    assert part.data_ptr() in {copy.address for copy in binding.copies}
+
+
+def test_memory_that_other_processes_write_to_is_copied_at_once() -> None:
+    shared = torch.zeros(LARGE).share_memory_()
+    assert not bind(_image([shared]), [shared], is_protecting=True).ranges
+
+
+def test_copying_at_once_puts_every_byte_where_it_belongs() -> None:
+    sources = [torch.arange(LARGE, dtype=torch.float32), b"opaque", torch.tensor(3.0), torch.arange(7)]
+    image = _image(sources)
+    memory = StagingMemory.allocate(image.size)
+    copy_all(image, sources, memory)
+    for slot, source in zip(image.slots, sources, strict=True):
+        assert bytes(memory.view[slot.offset : slot.offset + slot.size]) == raw(source)
+    memory.close()
+
+
+def test_what_is_protected_is_not_copied_at_once() -> None:
+    source = torch.ones(LARGE * 4)
+    image = _image([source])
+    binding = bind(image, [source], is_protecting=True)
+    memory = StagingMemory.allocate(image.size)
+    copy_now(image, [source], binding, memory)
+    (part,) = binding.ranges
+    assert bytes(memory.view[part.offset : part.offset + part.size]) == bytes(part.size)
+    memory.close()
+
+
+def test_a_tensor_that_moved_needs_a_new_binding() -> None:
+    sources = [torch.zeros(LARGE)]
+    key = bind(_image(sources), sources, is_protecting=True).key
+    assert key == locate(sources)
+    assert key != locate([torch.zeros(LARGE)])
+
+
+@pytest.mark.parametrize("sources", [[], [torch.zeros(3)], [torch.zeros(2, 2).T]], ids=["none", "size", "stride"])
+def test_sources_that_are_not_the_planned_ones_are_refused(sources: list[object]) -> None:
+    image = _image([torch.zeros(4)])
+    with pytest.raises(ValueError, match=r"slot|contiguous"):
+        bind(image, sources, is_protecting=True)  # type: ignore[arg-type]
