@@ -282,12 +282,13 @@ class Checkpointer:
         if not saves:
             self._release()
             return
+        mover_s = 0.0 if self._is_over else FINAL_UPLOAD_S  # who was asked to leave has no time, and a successor
         if not self._is_over:
             self._hear_last()
             self._progress.enter("end")
             if self._saves is not None and self._state.step > self._resumed_step:
                 self._save_until_verified(FINAL_TRIES, or_raise=True)
-        self._release(mover_s=FINAL_UPLOAD_S)
+        self._release(mover_s=mover_s)
 
     def __enter__(self) -> Self:
         return self
