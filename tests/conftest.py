@@ -64,6 +64,15 @@ def _why_no_systemd() -> str | None:
     return None if tried.returncode == 0 else "namespaces are not permitted here"
 
 
+def _why_no_mounts() -> str | None:
+    if os.geteuid() != 0:
+        return "mounting file systems that fill up and hang needs root"
+    if not Path("/dev/fuse").exists():
+        return "no /dev/fuse on this machine"
+    tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=10, check=False)
+    return None if tried.returncode == 0 else "mounting is not permitted here"
+
+
 def _why_no_pyslurm() -> str | None:
     how = "make test-pyslurm SLURM=/prefix PYTHON=/environment/bin/python runs these"
     try:
@@ -83,6 +92,7 @@ _NEEDS = {
     "torch": _why_no_torch,
     "s3": _why_no_s3,
     "systemd": _why_no_systemd,
+    "mounts": _why_no_mounts,
 }
 
 
