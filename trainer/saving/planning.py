@@ -7,10 +7,7 @@ gives the tensors and bytes for them, and says when the state is no longer the p
 
 from __future__ import annotations
 
-import hashlib
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -18,12 +15,12 @@ import torch.distributed as dist
 from trainer.saving.image import Image
 from trainer.saving.indexing import Place, render_metadata
 from trainer.saving.pickles import pickle_tensor
-from trainer.saving.structure import Held, PlanChanged, Structure, UnsupportedState, Value
+from trainer.saving.quiet import no_collections
+from trainer.saving.sharing import share_out
+from trainer.saving.structure import Held, Part, PlanChanged, Structure, UnsupportedState, Value
 from trainer.saving.zipimage import LARGE_BYTES, Piece, lay_out
 
 __all__ = ["PlanChanged", "SavePlan", "UnsupportedState", "plan_state"]
-
-_MAX_PROBLEMS = 3
 
 T = TypeVar("T")
 
@@ -42,7 +39,7 @@ class SavePlan:
         metadata: bytes | None,
         signature: str,
         structure: Structure,
-        wanted: Sequence[int],
+        wanted: Sequence[Part],
     ) -> None:
         self.image = image
         self.metadata = metadata
@@ -62,9 +59,13 @@ class SavePlan:
 def plan_state(state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> SavePlan:
     """Plan the saves of `state`, a nested dict of tensors and `bytes`; every rank of `group` calls it.
 
-    Raises `UnsupportedState` on every rank when the state of one can't be saved.
+    Raises `UnsupportedState` on every rank when the state of one can't be saved, or those of two contradict each other.
     """
-    ranks = _Ranks(group)
+    with no_collections():
+        return _plan(state, _Ranks(group))
+
+
+def _plan(state: Mapping[str, Any], ranks: _Ranks) -> SavePlan:
     structure, problem = None, ""
     try:
         structure = Structure(state)
@@ -72,7 +73,7 @@ def plan_state(state: Mapping[str, Any], group: dist.ProcessGroup | None = None)
         problem = f"rank {ranks.rank}: {error}"
     held = structure.held if structure is not None else []
     gathered = ranks.gather((held, problem))
-    share = ranks.scatter(_share_out(gathered) if gathered is not None else None)
+    share = ranks.scatter(share_out(gathered) if gathered is not None else None)
     if share.problem or structure is None:
         raise UnsupportedState(share.problem)
     image, places, wanted = _lay_out(ranks.rank, held, share.mine)
@@ -86,60 +87,24 @@ def plan_state(state: Mapping[str, Any], group: dist.ProcessGroup | None = None)
     return SavePlan(image=image, metadata=metadata, signature=share.signature, structure=structure, wanted=wanted)
 
 
-# ---------------------------------------------------------------- who writes what
+# ---------------------------------------------------------------- where it lies
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """What one rank writes: numbers of its leaves."""
-
-    mine: tuple[int, ...] = ()
-    signature: str = ""
-    problem: str = ""
-
-
-def _share_out(gathered: Sequence[tuple[Sequence[Held | None], str]]) -> list[_Share]:
-    """One share for each rank: every piece is written once, and each rank writes about as many bytes as another.
-
-    The largest pieces are dealt first, each to the holder that has the least so far.
-    """
-    problems = [problem for _, problem in gathered if problem]
-    if problems:
-        return [_Share(problem="; ".join(problems[:_MAX_PROBLEMS]))] * len(gathered)
-    holders: dict[tuple[str, tuple[int, ...] | None], list[tuple[int, int]]] = defaultdict(list)
-    pieces: dict[tuple[str, tuple[int, ...] | None], Held] = {}
-    for rank, (items, _) in enumerate(gathered):
-        for at, item in enumerate(items):
-            if item is not None and not _is_needless(item):
-                holders[item.identity].append((rank, at))
-                pieces.setdefault(item.identity, item)
-    loads = [0] * len(gathered)
-    mine: list[list[int]] = [[] for _ in gathered]
-    for identity in sorted(pieces, key=lambda identity: -pieces[identity].size):
-        rank, at = min(holders[identity], key=lambda holder: (loads[holder[0]], holder[0]))
-        loads[rank] += pieces[identity].size
-        mine[rank].append(at)
-    shares = [_Share(mine=tuple(sorted(share))) for share in mine]
-    signature = hashlib.blake2b(repr((gathered, shares)).encode(), digest_size=16).hexdigest()
-    return [replace(share, signature=signature) for share in shares]
-
-
-def _is_needless(item: Held) -> bool:
-    """An empty shard of a tensor that has elements elsewhere."""
-    return item.offsets is not None and item.size == 0 and 0 not in item.shape
-
-
-def _lay_out(rank: int, held: Sequence[Held | None], mine: Sequence[int]) -> tuple[Image, list[Place], list[int]]:
-    """(image, places, the leaf for each slot): bytes first, then small tensors, then large ones."""
-    pairs = [(at, item) for at in mine if (item := held[at]) is not None]
+def _lay_out(rank: int, held: Sequence[Held | None], mine: Sequence[Part]) -> tuple[Image, list[Place], list[Part]]:
+    """(image, places, the part for each slot): bytes first, then small tensors, then large ones."""
+    pairs = [(part, _take(item, part)) for part in mine if (item := held[part.at]) is not None]
     ordered = sorted(pairs, key=lambda pair: (pair[1].offsets is not None, pair[1].size >= LARGE_BYTES, pair[0]))
     image, extents = lay_out(f"__{rank}_0.distcp", [_piece(item) for _, item in ordered])
     places = [
         Place(held=item, file=image.name, offset=extent.offset, length=extent.length)
         for (_, item), extent in zip(ordered, extents, strict=True)
     ]
-    wanted = [at for (at, _), extent in zip(ordered, extents, strict=True) if extent.slot is not None]
+    wanted = [part for (part, _), extent in zip(ordered, extents, strict=True) if extent.slot is not None]
     return image, places, wanted
+
+
+def _take(item: Held, part: Part) -> Held:
+    return item if part.is_whole else item.rows(part.first, part.count)
 
 
 def _piece(held: Held) -> Piece:

@@ -22,6 +22,7 @@ from trainer.metadata import METADATA_NAME, Entry, Metadata
 from trainer.saving.copies import OWN, Failure, Sight, assign
 from trainer.saving.filereads import Scratch
 from trainer.saving.located import CopyFailed, Locate, Located
+from trainer.saving.quiet import no_collections
 from trainer.saving.targets import Boxes, Mismatch, find_boxes
 from trainer.stored import CheckpointRejected, CheckpointUnreadable
 
@@ -55,7 +56,8 @@ def load_state(
     then. What `template` raises on all ranks comes out as it is.
     """
     restore = _Restore(path, _Ranks(group), Located(path, manifest.files, locate, on_bytes))
-    boxes, items = restore.prepare(template, wanted)
+    with no_collections():
+        boxes, items = restore.prepare(template, wanted)
     restore.read(boxes)
     return items
 

@@ -6,8 +6,9 @@ what the plan depends on must have stayed: keys, types, shapes, dtypes, and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,6 +51,29 @@ class Held:
         """Equal for what need not be written twice."""
         return self.key, self.offsets
 
+    def rows(self, first: int, count: int) -> Held:
+        """So many rows of a chunk whose rows lie one after the other."""
+        assert self.offsets is not None
+        return replace(
+            self,
+            size=self.size // self.sizes[0] * count,
+            offsets=(self.offsets[0] + first, *self.offsets[1:]),
+            sizes=(count, *self.sizes[1:]),
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """What is taken of the leaf number `at`: so many rows, or all of it when `count` is negative."""
+
+    at: int
+    first: int = 0
+    count: int = -1
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count < 0
+
 
 class Structure:
     """The leaves of a state dict, in its order. `held` has an entry for each of them, or None: held by others only.
@@ -64,10 +88,11 @@ class Structure:
             raise UnsupportedState("two keys are the same when their parts are joined by dots")
         self._checks = [_look(".".join(path), leaf) for path, leaf in zip(paths, leaves, strict=True)]
         self.held = [_describe(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
+        self._known: list[Callable[[], torch.Tensor | None]] = [lambda: None] * len(leaves)
         self._capacities = [held.size if held is not None and held.offsets is None else 0 for held in self.held]
 
-    def values(self, state: Mapping[str, Any], wanted: Sequence[int]) -> list[Value]:
-        """What stands in the state at the leaves `wanted` (by their number), ready to be copied: tensors contiguous.
+    def values(self, state: Mapping[str, Any], wanted: Sequence[Part]) -> list[Value]:
+        """What stands in the state for the parts `wanted`, ready to be copied: tensors are contiguous.
 
         Raises `PlanChanged` when anything of the whole state is not as planned.
         """
@@ -77,14 +102,23 @@ class Structure:
         for leaf, seen in zip(leaves, self._checks, strict=True):
             if not seen.matches(leaf):
                 raise PlanChanged(f"{seen.key} changed its type, shape or dtype")
-        return [self._value(leaves[at], at) for at in wanted]
+        return [self._value(leaves[part.at], part) for part in wanted]
 
-    def _value(self, leaf: Any, at: int) -> Value:
+    def _value(self, leaf: Any, part: Part) -> Value:
         if isinstance(leaf, bytes):
-            if not fits(leaf, self._capacities[at]):
-                raise PlanChanged(f"{self._checks[at].key} outgrew its place")
-            return render_bytes(leaf, self._capacities[at])
-        return self._checks[at].expose(local_tensor(leaf))
+            return self._render(leaf, part.at)
+        local = local_tensor(leaf)
+        if self._known[part.at]() is not local:
+            exposed = self._checks[part.at].expose(local)
+            if exposed is not local:
+                return exposed if part.count < 0 else exposed[part.first : part.first + part.count]
+            self._known[part.at] = weakref.ref(local)
+        return local if part.count < 0 else local.detach()[part.first : part.first + part.count]
+
+    def _render(self, data: bytes, at: int) -> bytes:
+        if not fits(data, self._capacities[at]):
+            raise PlanChanged(f"{self._checks[at].key} outgrew its place")
+        return render_bytes(data, self._capacities[at])
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], list[Any]]:
@@ -143,12 +177,12 @@ class _Seen:
         if self.shape is None:
             return True
         local: torch.Tensor = leaf._local_tensor if self.kind is DTensor else leaf  # noqa: SLF001
-        if local.dtype is not self.dtype or local.shape != self.shape:
+        if local.shape != self.shape or local.dtype is not self.dtype:
             return False
         return local.is_contiguous() if self.is_contiguous else local.stride() == self.stride
 
     def expose(self, local: torch.Tensor) -> torch.Tensor:
-        """The tensor with its bytes in the order in which they are saved."""
+        """The tensor with its bytes in the order in which they are saved: itself, where they lie so."""
         if self.is_contiguous and not (local.is_conj() or local.is_neg()):
             return local
         plain = local.detach().resolve_conj().resolve_neg()
