@@ -30,6 +30,7 @@ from supervisor.core.sight import SECOND_LOOK_S
 from supervisor.core.traces import Traces, find_traces
 from supervisor.joblog import find_log_names, find_shared_log
 from supervisor.model import (
+    MARK_PREFIX,
     Attempt,
     AttemptEnd,
     AttemptState,
@@ -616,15 +617,20 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         worker_restarts=spec.restart.worker_restarts,
         beat_interval_s=spec.health.beat_interval_s,
         silent_after_s=spec.health.silent_after_s,
-        start_checks=render_start_checks(run, settings) if spec.health.start_checks else (),
+        start_checks=render_start_checks(run, settings, attempt.number) if spec.health.start_checks else (),
     )
 
 
-def render_start_checks(run: Run, settings: Settings) -> tuple[str, ...]:
-    """The command of the node probes that each node runs before training starts."""
+def render_start_checks(run: Run, settings: Settings, attempt: int) -> tuple[str, ...]:
+    """The command of the node probes that each node runs before training starts.
+
+    Where the training saves in a folder of its own, each node leaves a mark there, which is looked for from here.
+    """
     limits = settings.sweep_limits
     argv = (settings.launcher.python, "-m", "supervisor.probes.runner", "--limits", json.dumps(limits))
-    return (*argv, "--shared", str(run.spec.run_dir))
+    folder = run.spec.checkpoint.directory
+    mark = ("--mark", str(folder / f"{MARK_PREFIX}{attempt}")) if folder is not None else ()
+    return (*argv, "--shared", str(run.spec.run_dir), *mark)
 
 
 def _is_own(job: JobRecord, run: Run) -> bool:

@@ -121,6 +121,7 @@ CREATE TABLE attempts (
   saved_step INTEGER,
   save_failures INTEGER NOT NULL,
   save_error TEXT NOT NULL,
+  unshared_nodes TEXT NOT NULL,
   skip_samples TEXT NOT NULL,
   loss_fault TEXT,
   PRIMARY KEY (run, number)

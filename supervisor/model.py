@@ -75,6 +75,8 @@ LAYOUTS = ("supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface",
 Layout = Literal["supervisor", "auto", "dcp", "torchtitan", "megatron", "huggingface", "lightning", "deepspeed"]
 
 
+MARK_PREFIX = ".supervisor-a"  # of a file that a node leaves in a checkpoint folder; the attempt, a dash, the node
+
 # Marks that frameworks put beside a checkpoint that they write or remove.
 UNFINISHED_MARKERS = ("-unfinished", ".unfinished", ".incomplete", ".in_progress")
 
@@ -372,6 +374,7 @@ class Attempt:
     saved_step: int | None = None  # newest step that the training says it has saved and verified
     save_failures: int = 0  # failed saves in a row
     save_error: str = ""  # of the newest failed one
+    unshared_nodes: tuple[str, ...] = ()  # whose mark in the checkpoint folder was never seen from here
     skip_samples: tuple[SkippedSamples, ...] = ()  # what it leaves out, in order
     loss_fault: LossFault | None = None
 

@@ -95,6 +95,7 @@ class RunView:
     has_checkpoint_folder: bool = True  # False: there is none (yet, or its file system is not there)
     unknown_paths: tuple[str, ...] = ()  # checkpoints of a foreign layout that are there and could not be looked at
     unsettled_paths: tuple[str, ...] = ()  # ...that seem whole and may still be written: known in a few seconds
+    node_marks: tuple[str, ...] = ()  # "<attempt>-<node>": that nodes left in that folder when they began
     unrecognised: str = ""  # what lies in the folder of a foreign layout where no checkpoint is whole
     unrecognised_s: float = 0.0  # for how long
     warnings: tuple[str, ...] = ()  # what a person should be told, once

@@ -308,6 +308,7 @@ def _add_survey(view: RunView, surveyed: Surveyed | _Blindness | None, strange: 
         unknown_paths=surveyed.unknown,
         unsettled_paths=surveyed.unsettled,
         has_checkpoint_folder=surveyed.has_folder,
+        node_marks=surveyed.marks,
         unrecognised=strange.what,
         unrecognised_s=strange.seconds,
         warnings=(*view.warnings, *surveyed.notes),

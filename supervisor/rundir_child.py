@@ -122,6 +122,7 @@ class Surveyed:
     digest: str = ""
     layout: str = ""
     entries: int = 0
+    marks: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------- reading
@@ -557,6 +558,7 @@ def survey_folder(question: Question, survey: Survey) -> Surveyed:
         digest=sight.digest,
         layout=sight.layout,
         entries=sight.entries,
+        marks=sight.marks,
     )
 
 

@@ -85,8 +85,32 @@ def _check_visible(client: CliClient, spec: RunSpec, settings: Settings) -> list
             f"run directory: {seen.why}; root must lie on storage that head and nodes share", EXIT_BAD_INPUT
         )
     if seen.is_seen is None:
-        return [f"run directory not checked: {seen.why}"]
-    return [f"run directory {spec.run_dir} is visible from node {seen.node}"]
+        return [f"run directory not checked: {seen.why}", *_describe_saves(spec, None)]
+    saves = spec.checkpoint.directory
+    note = f"run directory {spec.run_dir} is visible from node {seen.node}"
+    if saves is None or not saves.is_dir():
+        return [note, *_describe_saves(spec, None)]
+    try:
+        return [note, *_describe_saves(spec, check_visibility(saves, spec, client, env))]
+    except OSError as error:
+        raise CommandError(f"[checkpoint] directory {saves}: {error.strerror or error}", EXIT_BAD_INPUT) from None
+
+
+def _describe_saves(spec: RunSpec, seen: Visibility | None) -> list[str]:
+    """What is known of the folder that the training itself saves in; raises CommandError when nodes see another one."""
+    saves = spec.checkpoint.directory
+    if saves is None:
+        return []
+    if seen is not None and seen.is_seen is False:
+        raise CommandError(
+            f"[checkpoint] directory: {seen.why}; checkpoints there could not be found again: it must lie on storage "
+            "that head and nodes share",
+            EXIT_BAD_INPUT,
+        )
+    if seen is not None and seen.is_seen:
+        return [f"checkpoint directory {saves} is visible from node {seen.node}"]
+    why = seen.why if seen is not None else "not there yet" if not saves.is_dir() else "see above"
+    return [f"checkpoint directory {saves} not checked: {why}; the start checks leave a mark there"]
 
 
 def _refuse_root(spec: RunSpec) -> None:

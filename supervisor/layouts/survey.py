@@ -18,7 +18,7 @@ from supervisor.layouts.found import Candidate, Found
 from supervisor.layouts.megatron import TRACKER_NAME
 from supervisor.layouts.registry import AUTO, LAYOUTS, Layout, choose
 from supervisor.layouts.tree import Broken, Entry, OutOfTime, Tree, Unfinished, to_entry
-from supervisor.model import UNFINISHED_MARKERS, CheckpointView
+from supervisor.model import MARK_PREFIX, UNFINISHED_MARKERS, CheckpointView
 
 MAX_NAMES = 20_000
 MAX_SIZES = 256  # files of one that is being written whose sizes are looked at
@@ -50,6 +50,7 @@ class Sight:
     digest: str = ""
     layout: str = ""
     entries: int = 0  # names in the folder, whatever they are
+    marks: tuple[str, ...] = ()  # "<attempt>-<node>": that nodes left there
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,9 +98,11 @@ class Survey:
             raise NoFolder(f"{directory} does not exist") from None
         try:
             names, odd = _list(folder, directory)
+            left = tuple(sorted(name.removeprefix(MARK_PREFIX) for name in names if name.startswith(MARK_PREFIX)))
+            names = [name for name in names if not name.startswith(MARK_PREFIX)]
             layout, note = choose(names) if layout_name == AUTO else (LAYOUTS[layout_name], "")
             look = _Look(self, folder, directory, layout, memory, until, is_final=is_final, marks=tuple(marks))
-            return look.run(names, tuple(line for line in (note, odd) if line))
+            return replace(look.run(names, tuple(line for line in (note, odd) if line)), marks=left)
         finally:
             os.close(folder)
 

@@ -1,6 +1,6 @@
 """Runs the host probes of one node, each in a child of its own under a deadline, and prints one JSON line.
 
-    python -m supervisor.probes.runner --limits JSON [--head-time T] [--shared PATH]... [--deadline S]
+    python -m supervisor.probes.runner --limits JSON [--head-time T] [--shared PATH]... [--mark PATH] [--deadline S]
 
 A probe that gives no answer is unknown, and its process is left: a call that hangs on a dead file system can't be
 killed. Exit code 0 says that the line is complete, whatever the results; 2 is a bad argument, with the reason.
@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_at = time.time()
     options = _parse_arguments(argv)
     probes = list_probes(options.limits, options.head_time, started_at, options.deadline)
+    if options.mark:
+        probes = (*probes, (f"mark:{options.mark}", lambda: (shared_path.leave_mark(options.mark, node_name()),)))
     results = run_probes(probes, options.deadline)
     report = ProbeReport(node=node_name(), started_at=started_at, ended_at=time.time(), results=results)
     sys.stdout.write(contract.render_json(report).decode("utf-8", "replace") + "\n")
@@ -217,6 +219,7 @@ class _Options:
     limits: Limits
     head_time: float | None
     deadline: float
+    mark: str = ""
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> _Options:
@@ -224,6 +227,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> _Options:
     parser.add_argument("--limits", default="{}", help="limits as one JSON object")
     parser.add_argument("--head-time", type=float, help="head node's clock at the question, seconds since the epoch")
     parser.add_argument("--shared", action="append", default=[], help="shared path to try, beside those of --limits")
+    parser.add_argument("--mark", default="", help="a file of this path, a dash and the node's name is left there")
     parser.add_argument("--deadline", type=float, default=DEADLINE_S, help="seconds for all probes")
     found = parser.parse_args(argv)
     try:
@@ -237,7 +241,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> _Options:
             raise ValueError(f"--deadline {found.deadline} is not between 0 and 300")  # noqa: TRY301
     except (ValueError, TypeError, RecursionError) as error:
         parser.error(str(error))
-    return _Options(limits=limits, head_time=found.head_time, deadline=found.deadline)
+    return _Options(limits=limits, head_time=found.head_time, deadline=found.deadline, mark=found.mark)
 
 
 if __name__ == "__main__":

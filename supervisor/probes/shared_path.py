@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.model import MARK_PREFIX
 from trainer.contract import CheckResult
 
 # full or over quota is the file system's matter and looks the same from every node
@@ -59,6 +61,25 @@ def _write_and_read(folder: Path) -> tuple[int, str]:
     except OSError as error:
         return error.errno or errno.EIO, step
     return 0, ""
+
+
+def leave_mark(path: str, node: str) -> CheckResult:
+    """Leave a file `path`-`node`, and take away what earlier attempts of the run left there for this node.
+
+    The service looks for it from where it runs: a folder that both see is shared. Never fails the node: that nobody
+    else sees its folder is not its fault.
+    """
+    check = f"mark:{path}"
+    mark = Path(f"{path}-{node}")
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        for old in mark.parent.glob(f"{MARK_PREFIX}*-{glob.escape(node)}"):
+            if old != mark:
+                old.unlink(missing_ok=True)
+        mark.touch()
+    except OSError as error:
+        return CheckResult(check=check, ok=None, detail=f"{mark}: {error.strerror}")
+    return CheckResult(check=check, ok=True)
 
 
 def judge(trial: Trial) -> CheckResult:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import foreign
+from supervisor.core import foreign, unseen
 from supervisor.core.draft import Draft
 from supervisor.model import (
     Checkpoint,
@@ -21,6 +23,7 @@ from trainer.contract import checkpoint_name
 _UNKNOWN_TELL_S = 60.0
 _UNKNOWN_SHOW_S = 3.0  # one late answer of a file system is no reason
 _UNKNOWN = "the checkpoint folder can't be looked at: "
+_UNSHARED = "checkpoints can't be seen: "
 _UNRECOGNISED = "no checkpoint is recognised: "
 
 
@@ -73,6 +76,7 @@ def _learn_foreign(draft: Draft, run: Run, view: RunView) -> None:
     if not why or view.checkpoints_unknown_s >= _UNKNOWN_SHOW_S:
         draft.show(run.name, _UNKNOWN, f"{_UNKNOWN}{why}{_say_ended(draft, run.name)}" if why else "")
     _tell_unrecognised(draft, run, view)
+    _tell_unshared(draft, run, view)
 
 
 def _say_ended(draft: Draft, name: str) -> str:
@@ -92,6 +96,19 @@ def _tell_unrecognised(draft: Draft, run: Run, view: RunView) -> None:
     draft.show(run.name, _UNRECOGNISED, f"{_UNRECOGNISED}{what}" if what else "")
     if what:
         draft.tell(f"unrecognised:{run.name}", f"run {run.name}: {_UNRECOGNISED}{what}", run=run.name)
+
+
+def _tell_unshared(draft: Draft, run: Run, view: RunView) -> None:
+    """Nodes that save where nobody else can look: known soon after the start, and kept with the attempt."""
+    last = draft.last_attempt(run.name)
+    if last is None or last.is_over or view.attempt != last.number:
+        return
+    nodes = unseen.find_unshared(run, last, view, draft.now)
+    text = f"{_UNSHARED}{unseen.describe_unshared(run, nodes)}" if nodes else ""
+    draft.show(run.name, _UNSHARED, text)
+    draft.put(replace(last, unshared_nodes=nodes), text or "their marks are seen")
+    if nodes:
+        draft.tell(f"unshared:{run.name}:{last.number}", f"run {run.name}: {text}", run=run.name)
 
 
 def put_checkpoint(draft: Draft, checkpoint: Checkpoint, why: str, *, is_told: bool = True) -> None:

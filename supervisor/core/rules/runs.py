@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import elastic, foreign, restarts
+from supervisor.core import elastic, foreign, restarts, unseen
 from supervisor.core import nodes as node_rules
 from supervisor.core.divergence import choose_skips
 from supervisor.core.draft import Draft
@@ -202,6 +202,11 @@ def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_r
         none_whole = foreign.why_none_whole(view, draft.attempts(run.name))
         if none_whole and not resume.read_back and not resume.is_lost:
             hold(draft, run.name, f"{none_whole}. Take them away, or release the run to begin at 0")
+            return None
+    if resume.checkpoint is None and not resume.read_back and not resume.is_lost:
+        why_unseen = unseen.why_unseen(run, draft.attempts(run.name), draft.checkpoints(run.name))
+        if why_unseen:
+            hold(draft, run.name, f"{why_unseen}. Mend that, or release the run to begin at 0")
             return None
     if resume.is_lost:
         hold(draft, run.name, f"{resume.why}; starting at 0 by itself would throw the work away")
