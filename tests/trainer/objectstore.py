@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -71,6 +72,11 @@ class S3Server:
         except OSError:
             return False
         return True
+
+    def freeze(self) -> None:
+        """Have it take connections and answer nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -285,8 +285,13 @@ def test_a_server_that_is_killed_in_the_middle_is_tried_again_by_the_process_bes
 
 
 @pytest.mark.s3
-def test_a_slow_server_delays_the_copy_and_nobody_else(server: S3Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_server_that_is_slow_or_hangs_holds_up_the_copy_and_nobody_else(
+    server: S3Server, tmp_path: Path, is_frozen: bool
+) -> None:
     server.start(bwlimit="2M")
+    if is_frozen:
+        server.freeze()
     make_checkpoint(checkpoints(tmp_path), 5, shard_bytes=10_000_000)
     mover = start_mover(place_of(tmp_path, object_url=server.url))
     assert mover is not None
