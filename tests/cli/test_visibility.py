@@ -142,6 +142,32 @@ def test_a_run_on_a_folder_that_only_the_head_has_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.slurm
+def test_a_checkpoint_folder_that_is_another_one_on_the_nodes_is_refused(
+    cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CK-20: each node would save to its own disk, and the head would find nothing to go on from."""
+    if cluster.mode != "isolated":
+        pytest.skip("loopback nodes see everything that the head sees")
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+    saves = Path("/dev/shm") / f"saves-{os.getpid()}"  # nodes have a shared memory of their own
+    table = f'[checkpoint]\ndirectory = "{saves}"\nlayout = "dcp"\n'
+    path = service.write_run_file(lambda text: text + table)
+    with service.running():
+        unmade = service.call("submit", path, "--dry-run")
+        saves.mkdir()
+        try:
+            result = service.call("submit", path)
+        finally:
+            saves.rmdir()
+    assert unmade.exit_code == 0
+    assert result.exit_code == 2
+    assert "[checkpoint] directory" in result.stderr
+    assert "is not visible from node" in result.stderr
+    assert service.load_run() is None
+
+
+@pytest.mark.slurm
 def test_an_unknown_partition_is_refused_with_the_known_ones(
     cluster: Sandbox, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
