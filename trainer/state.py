@@ -152,8 +152,8 @@ class TrainState:
         }
 
     def _shared_item(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-        def plain(name: str, value: Any) -> Any:
-            return encode(value, name, tensors, name)
+        def plain(name: str, value: Any, what: str = "") -> Any:
+            return encode(value, f"the state of {what or name}", tensors, name)
 
         return {
             "version": VERSION,
@@ -168,7 +168,7 @@ class TrainState:
             "scheduler": plain("scheduler", self.scheduler.state_dict()) if self.scheduler is not None else None,
             "scaler": plain("scaler", self.scaler.state_dict()) if self.scaler is not None else None,
             "data": plain("data", self.data.state_dict()) if self.data is not None and self.is_elastic else None,
-            "extra": {name: plain(name, held.state_dict()) for name, held in self.extra.items()},
+            "extra": {name: plain(name, held.state_dict(), f"extra {name!r}") for name, held in self.extra.items()},
         }
 
     def shared_values(self) -> dict[str, Any]:
@@ -182,8 +182,11 @@ class TrainState:
         return {
             "version": VERSION,
             "rng": collect_rng(),
-            "data": encode(data, "data", tensors, "data"),
-            "per_rank": {n: encode(held.state_dict(), n, tensors, n) for n, held in self.per_rank.items()},
+            "data": encode(data, "the state of data", tensors, "data"),
+            "per_rank": {
+                name: encode(held.state_dict(), f"the state of per_rank {name!r}", tensors, name)
+                for name, held in self.per_rank.items()
+            },
         }
 
     # ------------------------------------------------------------ loading
