@@ -7,6 +7,7 @@ in the processor's cache; what is not wanted only passes by when the checksum ne
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,10 @@ class OpenFile:
     """One open file of a checkpoint. Raises Damaged if its size is not the manifest's, and OSError."""
 
     def __init__(self, fd: int, expected: ManifestFile, on_bytes: Callable[[int], None]) -> None:
-        size = os.fstat(fd).st_size
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged("is no file")
+        size = status.st_size
         if size != expected.size_bytes:
             raise Damaged(f"has {size} bytes, its manifest says {expected.size_bytes}")
         self._fd = fd
@@ -106,7 +110,7 @@ class OpenFile:
 def open_file(path: Path, expected: ManifestFile, on_bytes: Callable[[int], None]) -> Iterator[OpenFile]:
     """A file of a checkpoint, open for reading. Raises Damaged when it is missing, too, and OSError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # the last one for a FIFO put in its place
     except (FileNotFoundError, NotADirectoryError):
         raise Damaged("is missing") from None
     try:

@@ -119,7 +119,7 @@ class _Restore:
 
     def read(self, boxes: Boxes) -> None:
         """Read the boxes, and have every file checked."""
-        pending = set(self._sizes)
+        pending = set(self._sizes) - {METADATA_NAME}  # which every rank has checked before it believed it
         while True:
             outcomes = self._ranks.gather(_Outcome(failures=self._read_once(boxes, pending)))
             failed = {failure.copy for outcome in outcomes for failure in outcome.failures}
