@@ -38,6 +38,16 @@ class Publish:
     save: str
     request: Mapping[str, Any]
     files: tuple[Mapping[str, Any], ...]
+    manifest: str = ""  # where it was made before, for the nodes' own disks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Describe:
+    """Every rank's files are on its node's own disk: make the manifest."""
+
+    save: str
+    request: Mapping[str, Any]
+    files: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +67,7 @@ class Discard:
     request: Mapping[str, Any]
 
 
-Action = Tell | Open | Publish | Vouch | Discard
+Action = Tell | Open | Describe | Publish | Vouch | Discard
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +76,10 @@ class _Save:
     staged: set[int] = field(default_factory=set)
     sealed: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     checked: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    nearby: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)  # on the nodes' own disks
+    manifest: str = ""
     is_opening: bool = False
+    is_describing: bool = False
     is_publishing: bool = False
     is_published: bool = False
     is_vouching: bool = False
@@ -82,7 +95,7 @@ class Coordinator:
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def handle(self, rank: int, message: Mapping[str, Any]) -> list[Action]:
-        """What follows from a message of a rank's writer, or (kinds opened, published, vouched) of our publisher."""
+        """What follows from a message of a rank's writer, or of our publisher: opened, described, published, vouched."""
         save_id = str(message["save"])
         if save_id in self._ended:
             return [Tell(rank=rank, message=self._ended[save_id])]
@@ -92,6 +105,12 @@ class Coordinator:
                 return self._staged(save_id, save, rank, message)
             case "opened":
                 return self._opened(save_id, message)
+            case "nearby":
+                return self._nearby(save_id, save, rank, message)
+            case "described":
+                save.manifest = str(message["manifest"])
+                told = {"kind": "nearby", "save": save_id, "manifest": save.manifest}
+                return [*self._tell_all(told), *self._publish_if_ready(save_id, save)]
             case "written":
                 return [self._tell_reader(save_id, rank, message)]
             case "sealed":
@@ -137,12 +156,23 @@ class Coordinator:
 
     def _sealed(self, save_id: str, save: _Save, rank: int, message: Mapping[str, Any]) -> list[Action]:
         save.sealed[rank] = list(message["files"])
-        actions: list[Action] = [self._tell_reader(save_id, rank, message)]
-        if len(save.sealed) == self._world and not save.is_publishing:
-            save.is_publishing = True
-            files = tuple(file for sealed in save.sealed.values() for file in sealed)
-            actions.append(Publish(save=save_id, request=save.request, files=files))
-        return actions
+        return [self._tell_reader(save_id, rank, message), *self._publish_if_ready(save_id, save)]
+
+    def _nearby(self, save_id: str, save: _Save, rank: int, message: Mapping[str, Any]) -> list[Action]:
+        save.nearby[rank] = list(message["files"])
+        if len(save.nearby) < self._world or save.is_describing or save.is_publishing:
+            return []
+        save.is_describing = True
+        return [Describe(save=save_id, request=save.request, files=_all_files(save.nearby))]
+
+    def _publish_if_ready(self, save_id: str, save: _Save) -> list[Action]:
+        is_described = bool(save.manifest) or not save.is_describing  # both tiers have the same manifest
+        if len(save.sealed) < self._world or save.is_publishing or not is_described:
+            return []
+        save.is_publishing = True
+        files = _all_files(save.sealed)
+        manifest = save.manifest if files == _all_files(save.nearby) else ""
+        return [Publish(save=save_id, request=save.request, files=files, manifest=manifest)]
 
     def _vouch_if_ready(self, save_id: str, save: _Save) -> list[Action]:
         if not save.is_published or len(save.checked) < self._world or save.is_vouching:
@@ -181,6 +211,10 @@ class Coordinator:
     def _tell_reader(self, save_id: str, rank: int, message: Mapping[str, Any]) -> Tell:
         told = {**message, "save": save_id, "kind": f"peer_{message['kind']}"}
         return Tell(rank=self.reader_of(rank), message=told)
+
+
+def _all_files(parts: Mapping[int, list[Mapping[str, Any]]]) -> tuple[Mapping[str, Any], ...]:
+    return tuple(file for rank in sorted(parts) for file in parts[rank])
 
 
 def _list(problems: Iterable[Mapping[str, Any]], shown: int = 3) -> str:

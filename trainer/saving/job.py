@@ -21,7 +21,8 @@ from trainer.saving.disk import Cancelled, Frontier, read_back, write_image, wri
 from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
 from trainer.saving.memory import StagingMemory
-from trainer.saving.protect import Protector, Range, copy_behind
+from trainer.saving.nearby import NearbyDisk
+from trainer.saving.protect import Chunk, Protector, copy_behind
 from trainer.stored import Condition, check_file
 
 METADATA_NAME = ".metadata"
@@ -45,18 +46,27 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What is copied behind the training: protected ranges, and what is the same bytes twice (offset, source, size)."""
+    """What is copied behind the training: protected chunks, and what is the same bytes twice (offset, source, size)."""
 
-    ranges: Sequence[Range] = ()
+    chunks: Sequence[Chunk] = ()
     twins: Sequence[tuple[int, int, int]] = ()
 
 
 class Job:
     """The save in flight. `post` takes events from any thread; `prepare_thread` lowers a thread's priority."""
 
-    def __init__(self, save: str, prepared: Prepared, request: Mapping[str, Any], post: Post) -> None:
+    def __init__(
+        self,
+        save: str,
+        prepared: Prepared,
+        request: Mapping[str, Any],
+        post: Post,
+        nearby: NearbyDisk | None = None,
+    ) -> None:
         self.save = save
         self.request = request
+        self.folder = ""  # name of the checkpoint's, once it is there
+        self._nearby = nearby
         self.is_staged = False
         self.ended: Event | None = None
         self._prepared = prepared
@@ -78,6 +88,7 @@ class Job:
 
     def open(self, path: Path, prepare_thread: Callable[[], None]) -> None:
         """Write, and read back what the peer writes: every rank's bytes are staged and the folder is there."""
+        self.folder = path.name
         self._start("write", lambda: self._write(path, prepare_thread))
         self._start("read", lambda: self._read_back(path, prepare_thread))
 
@@ -121,8 +132,8 @@ class Job:
 
     def _stage(self, behind: Behind, protector: Protector | None, guard: Guard | None) -> None:
         memory = self._prepared.memory
-        if protector is not None and behind.ranges:
-            copy_behind(protector, behind.ranges, memory.address, self._cancelled.is_set)
+        if protector is not None and behind.chunks:
+            copy_behind(protector, behind.chunks, memory.address, self._cancelled.is_set)
         if guard is not None:
             guard.disarm()
         self._filled.wait()
@@ -133,9 +144,11 @@ class Job:
 
     def _write(self, path: Path, prepare_thread: Callable[[], None]) -> None:
         prepare_thread()
-        _await_folder(path)
         files: list[ManifestFile] = []
         prepared = self._prepared
+        if self._nearby is not None:
+            self._write_nearby(self._nearby, path.name, prepare_thread)
+        _await_folder(path)
         try:
             if prepared.memory.size:
                 files.append(
@@ -155,6 +168,18 @@ class Job:
                 error.filename = str(path / prepared.name)
             raise
         self._tell("sealed", files=[asdict(file) for file in files])
+
+    def _write_nearby(self, disk: NearbyDisk, name: str, prepare_thread: Callable[[], None]) -> None:
+        prepared = self._prepared
+        files = disk.write(
+            name,
+            (prepared.name, prepared.memory, prepared.slots),
+            prepared.metadata,
+            prepare_thread=prepare_thread,
+            is_cancelled=self._cancelled.is_set,
+        )
+        if files is not None:
+            self._tell("nearby", files=[asdict(file) for file in files])
 
     def _notices(self, prepared: Prepared) -> Callable[[int], None]:
         every = max(prepared.memory.size // _NOTICES, _NOTICE_BYTES)

@@ -17,7 +17,8 @@ import platform
 import select
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ _MESSAGE = struct.Struct("<B7xQQ8x")
 _EVENT_PAGEFAULT = 0x12
 _MESSAGES_AT_ONCE = 64
 _PR_SET_PTRACER = 0x59616D61
+
+_GAP_BYTES = 2 * PAGE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,6 +66,60 @@ class Range:
     address: int
     size: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What is protected in one go: ranges that are neighbours, and the pages between them."""
+
+    address: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is copied and released in one go: a part of a region, and the ranges or parts of ranges in it."""
+
+    address: int
+    size: int
+    parts: tuple[Range, ...]
+
+
+def merge(ranges: Sequence[Range]) -> list[Region]:
+    """Regions around ranges that do not overlap.
+
+    Between neighbours lie the pages that hold the end of one tensor and the begin of the next. Protected with them,
+    huge pages stay whole, and then protecting costs next to nothing.
+    """
+    regions: list[Region] = []
+    for part in sorted(ranges, key=lambda part: part.address):
+        last = regions[-1] if regions else None
+        if last is not None and part.address - (last.address + last.size) <= _GAP_BYTES:
+            regions[-1] = Region(last.address, part.address + part.size - last.address)
+        else:
+            regions.append(Region(part.address, part.size))
+    return regions
+
+
+def split(ranges: Sequence[Range]) -> list[Chunk]:
+    """The regions around the ranges in chunks that end at multiples of CHUNK_BYTES, by address."""
+    parts = sorted(ranges, key=lambda part: part.address)
+    begins = [part.address for part in parts]
+    chunks = []
+    for region in merge(parts):
+        begin, end = region.address, region.address + region.size
+        while begin < end:
+            stop = min(end, (begin // CHUNK_BYTES + 1) * CHUNK_BYTES)
+            first = max(bisect.bisect_right(begins, begin) - 1, 0)
+            inside = [_cut(part, begin, stop) for part in parts[first : bisect.bisect_left(begins, stop)]]
+            chunks.append(Chunk(begin, stop - begin, tuple(part for part in inside if part.size > 0)))
+            begin = stop
+    return chunks
+
+
+def _cut(part: Range, begin: int, end: int) -> Range:
+    begin, end = max(part.address, begin), min(part.address + part.size, end)
+    return Range(begin, end - begin, part.offset + begin - part.address)
 
 
 # ---------------------------------------------------------------- the rank's side
@@ -118,38 +175,53 @@ def advise(address: int, size: int, advice: int) -> bool:
 
 
 class Protector:
-    """Protects ranges of the memory of the process that made `fd`, which is `pid`. Its calls raise OSError."""
+    """Protects pages of the memory of the process that made `fd`, which is `pid`. Its calls raise OSError."""
 
     def __init__(self, fd: int, pid: int) -> None:
         self._fd = fd
         self._pid = pid
+        self._registered: set[Region] = set()
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
-    def protect(self, ranges: Sequence[Range]) -> None:
-        """Writes to these ranges wait from now on; after an error none of them does."""
-        registered: list[Range] = []
+    def register(self, regions: Sequence[Region]) -> None:
+        """Get ready to protect these; `protect` does it otherwise. EBUSY: someone else protects there."""
+        for region in regions:
+            fcntl.ioctl(self._fd, _REGISTER, struct.pack("<QQQQ", region.address, region.size, _MODE_WP, 0))
+            self._registered.add(region)
+
+    def protect(self, regions: Sequence[Region]) -> None:
+        """Writes to these regions wait from now on; after an error none of them does."""
+        protected: list[Region] = []
         try:
-            for part in ranges:
-                # Again for each save: a range that was freed and mapped anew in between has lost its registration.
-                fcntl.ioctl(self._fd, _REGISTER, struct.pack("<QQQQ", part.address, part.size, _MODE_WP, 0))
-                registered.append(part)
-                fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("<QQQ", part.address, part.size, 1))
+            for region in regions:
+                self._protect(region)
+                protected.append(region)
         except OSError:
-            self.release_all(registered)  # no others: they may be protected by someone else
+            self.release_all(protected)  # no others: they may be protected by someone else
             raise
 
-    def release(self, address: int, size: int) -> None:
-        """Writes to this range go on, also those that wait."""
-        fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("<QQQ", address, size, 0))
+    def _protect(self, region: Region) -> None:
+        if region not in self._registered:
+            self.register([region])
+        try:
+            self._set(region.address, region.size, is_protected=True)
+        except FileNotFoundError:  # a part of it was freed and mapped anew, which forgets the registration
+            self.register([region])
+            self._set(region.address, region.size, is_protected=True)
 
-    def release_all(self, ranges: Sequence[Range]) -> None:
+    def release(self, address: int, size: int) -> None:
+        """Writes to these pages go on, also those that wait."""
+        self._set(address, size, is_protected=False)
+
+    def release_all(self, regions: Sequence[Region]) -> None:
         """As `release`, for all that can be released."""
-        for part in ranges:
-            try:
-                self.release(part.address, part.size)
-            except OSError:
-                continue  # never registered, or gone
+        for region in regions:
+            with suppress(OSError):  # never registered, or gone
+                self.release(region.address, region.size)
+
+    def _set(self, address: int, size: int, *, is_protected: bool) -> None:
+        fcntl.ioctl(self._fd, _WRITEPROTECT, struct.pack("<QQQ", address, size, int(is_protected)))
 
     def waiting(self, within_s: float = 0.0) -> list[int]:
         """Addresses that someone waits to write to."""
@@ -161,26 +233,26 @@ class Protector:
             return []
         return [address for event, _, address in _MESSAGE.iter_unpack(data) if event == _EVENT_PAGEFAULT]
 
-    def read(self, address: int, size: int, into: int) -> None:
-        """Copy bytes of the rank's memory to the address `into` of ours."""
-        while size:
-            local, remote = _Vector(into, size), _Vector(address, size)
-            done = int(_libc.process_vm_readv(self._pid, local, 1, remote, 1, 0))
-            if done <= 0:
-                number = ctypes.get_errno() if done < 0 else errno.EFAULT
-                raise OSError(number, f"the rank's memory: {os.strerror(number)}")
-            address, into, size = address + done, into + done, size - done
+    def read(self, parts: Sequence[Range], memory: int) -> None:
+        """Copy parts of the rank's memory to their offsets from the address `memory` of ours."""
+        local, remote = (_Vector * len(parts))(), (_Vector * len(parts))()
+        for at, part in enumerate(parts):
+            local[at] = _Vector(memory + part.offset, part.size)
+            remote[at] = _Vector(part.address, part.size)
+        done = int(_libc.process_vm_readv(self._pid, local, len(parts), remote, len(parts), 0))
+        if done < sum(part.size for part in parts):  # parts never cross from one mapping that may go to another
+            number = ctypes.get_errno() if done < 0 else errno.EFAULT
+            raise OSError(number, f"the rank's memory: {os.strerror(number)}")
 
 
 def copy_behind(
-    protector: Protector, ranges: Sequence[Range], memory: int, is_cancelled: Callable[[], bool] = lambda: False
+    protector: Protector, chunks: Sequence[Chunk], memory: int, is_cancelled: Callable[[], bool] = lambda: False
 ) -> None:
-    """Copy protected ranges to the staging memory that begins at `memory`, and release each chunk after its copy.
+    """Copy protected chunks to the staging memory that begins at `memory`, and release each after its copy.
 
     Chunks that someone waits for come first. Whatever happens, nothing is protected afterwards, as long as the
     kernel lets it be released.
     """
-    chunks = sorted(split(ranges), key=lambda chunk: chunk.address)
     begins = [chunk.address for chunk in chunks]
     is_copied = bytearray(len(chunks))
     urgent: deque[int] = deque()
@@ -191,21 +263,12 @@ def copy_behind(
             at = urgent.popleft() if urgent else next_at
             chunk = chunks[at]
             if not is_copied[at]:
-                protector.read(chunk.address, chunk.size, memory + chunk.offset)
+                if chunk.parts:
+                    protector.read(chunk.parts, memory)
                 is_copied[at] = True
                 protector.release(chunk.address, chunk.size)
             while next_at < len(chunks) and is_copied[next_at]:
                 next_at += 1
     finally:
         if next_at < len(chunks):
-            protector.release_all(ranges)
-
-
-def split(ranges: Sequence[Range]) -> Iterator[Range]:
-    """The ranges in chunks that end at multiples of CHUNK_BYTES."""
-    for part in ranges:
-        begin, end = part.address, part.address + part.size
-        while begin < end:
-            stop = min(end, (begin // CHUNK_BYTES + 1) * CHUNK_BYTES)
-            yield Range(begin, stop - begin, part.offset + begin - part.address)
-            begin = stop
+            protector.release_all([Region(chunk.address, chunk.size) for chunk in chunks])

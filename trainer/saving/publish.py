@@ -57,10 +57,9 @@ def open_folder(destination: Destination, step: int) -> bool:
     return False
 
 
-def publish(destination: Destination, request: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> bytes:
-    """Write the manifest of a step whose files are all durable, and return its bytes. Raises OSError."""
-    path = destination.path(int(request["step"]))
-    data = seal_manifest(
+def describe(destination: Destination, request: Mapping[str, Any], files: Iterable[Mapping[str, Any]]) -> bytes:
+    """The bytes of the manifest of a step."""
+    return seal_manifest(
         Manifest(
             run=destination.run,
             attempt=destination.attempt,
@@ -74,9 +73,13 @@ def publish(destination: Destination, request: Mapping[str, Any], files: Iterabl
             files=tuple(sorted((ManifestFile(**file) for file in files), key=lambda file: file.path)),
         )
     )
+
+
+def publish(destination: Destination, request: Mapping[str, Any], manifest: bytes) -> None:
+    """Write the manifest of a step whose files are all durable. Raises OSError."""
+    path = destination.path(int(request["step"]))
     fsync_dir(path)
-    write_bytes(path / MANIFEST_NAME, data)
-    return data
+    write_bytes(path / MANIFEST_NAME, manifest)
 
 
 def vouch(destination: Destination, request: Mapping[str, Any], bad_files: Iterable[str]) -> None:

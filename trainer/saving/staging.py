@@ -16,7 +16,7 @@ import torch
 
 from trainer.saving.image import Image, Slot
 from trainer.saving.memory import StagingMemory
-from trainer.saving.protect import PAGE, Range, advise
+from trainer.saving.protect import PAGE, Range, advise, merge
 
 SMALL_BYTES = 256 * 1024  # below it a copy costs less than the system calls that protect
 
@@ -134,8 +134,8 @@ def _split_large(large: Sequence[tuple[int, Slot]], parts: _Parts) -> None:
 
 def use_huge_pages(binding: Binding) -> None:
     """Ask for huge pages under what is going to be protected: protecting and copying cost far less with them."""
-    for part in binding.ranges:
-        begin, end = -(-part.address // _HUGE) * _HUGE, (part.address + part.size) // _HUGE * _HUGE
+    for region in merge(binding.ranges):
+        begin, end = -(-region.address // _HUGE) * _HUGE, (region.address + region.size) // _HUGE * _HUGE
         if begin < end and advise(begin, end - begin, _MADV_HUGEPAGE):
             advise(begin, end - begin, _MADV_COLLAPSE)
 

@@ -23,14 +23,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.saving.coordinator import Action, Coordinator, Discard, Open, Publish, Tell, Vouch
+from trainer.saving.coordinator import Action, Coordinator, Describe, Discard, Open, Publish, Tell, Vouch
 from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
 from trainer.saving.job import Behind, Job, Prepared
 from trainer.saving.link import Link, LinkLost, Message, accept, connect
 from trainer.saving.memory import StagingMemory
-from trainer.saving.protect import Protector, Range
-from trainer.saving.publish import Destination, discard, open_folder, publish, vouch
+from trainer.saving.nearby import NearbyDisk
+from trainer.saving.protect import Protector, Range, Region, merge, split
+from trainer.saving.publish import Destination, describe, discard, open_folder, publish, vouch
 
 FINISH_LIMIT_S = 120.0  # for the save in flight when the rank is gone
 _CONNECT_LIMIT_S = 5.0
@@ -54,6 +55,7 @@ class Writer:
         self._protector: Protector | None = None
         self._prepared: Prepared | None = None
         self._behind = Behind()
+        self._regions: list[Region] = []
         self._job: Job | None = None
         self._finish_by: float | None = None
         self._rank_process = os.pidfd_open(int(config["pid"]))  # the link alone may live on in forked children of it
@@ -64,6 +66,8 @@ class Writer:
             world=int(config["world"]),
             keep_last=config["keep_last"],
         )
+        local = str(config["local_dir"])
+        self._nearby = NearbyDisk(Path(local) / self._destination.run) if local else None
         if config["has_descriptor"]:
             self._protector = Protector(rank_link.take_fd(), int(config["pid"]))
         self._hub = _Hub(self) if self._rank == 0 else None
@@ -148,7 +152,7 @@ class Writer:
             case "probe":
                 self._probe(int(message["address"]), int(message["size"]))
             case "bind":
-                self._behind = Behind([Range(*part) for part in message["ranges"]], message["twins"])
+                self._bind(message)
             case "begin":
                 self._begin(message)
             case "filled" if self._job is not None and self._job.save == message["save"]:
@@ -171,19 +175,27 @@ class Writer:
         self._behind = Behind()
         self._tell_rank({"kind": "prepared"})
 
+    def _bind(self, message: Message) -> None:
+        ranges = [Range(*part) for part in message["ranges"]]
+        self._behind = Behind(split(ranges), message["twins"])
+        self._regions = merge(ranges)
+        if self._protector is not None:
+            with suppress(OSError):  # told when they are to be protected
+                self._protector.register(self._regions)
+
     def _probe(self, address: int, size: int) -> None:
         """Protect a page of the rank, wait until it is written to, and say what it held before."""
         held = bytearray(size)
         answer: Message = {"kind": "probed", "held": "", "error": ""}
         try:
             assert self._protector is not None
-            part = Range(address, size, 0)
+            region = Region(address, size)
             self._guard.arm(_PROBE_LIMIT_S * 2)
-            self._protector.protect([part])
+            self._protector.protect([region])
             self._tell_rank({"kind": "protected"})
             if not self._protector.waiting(_PROBE_LIMIT_S):
                 answer["error"] = "a write to a protected page did not wait"
-            _copy_and_release(self._protector, part, held)
+            _copy_and_release(self._protector, region, held)
         except OSError as error:
             answer["error"] = str(error)
         finally:
@@ -193,7 +205,7 @@ class Writer:
     def _begin(self, message: Message) -> None:
         assert self._prepared is not None
         save = str(message["save"])
-        job = self._job = Job(save, self._prepared, message["request"], self.post)
+        job = self._job = Job(save, self._prepared, message["request"], self.post, self._nearby)
         behind, protector = Behind(), None
         if message["is_protecting"]:
             behind, protector = self._behind, self._protector
@@ -208,7 +220,7 @@ class Writer:
             return "no descriptor"
         try:
             self._guard.arm(limit_s)
-            self._protector.protect(self._behind.ranges)
+            self._protector.protect(self._regions)
         except OSError as error:
             self._guard.disarm()
             return str(error)
@@ -256,6 +268,8 @@ class Writer:
                 job.open(Path(message["path"]), self._lower_priority)
             case "peer_written" | "peer_sealed":
                 job.hear_peer(message)
+            case "nearby" if self._nearby is not None and self._rank % int(self._config["node_size"]) == 0:
+                self._nearby.publish(job.folder, str(message["manifest"]).encode())
             case "complete":
                 self._tell_rank({"kind": "phase", "phase": "verifying"})
             case "ended":
@@ -386,7 +400,7 @@ class _Hub:
             match action:
                 case Tell():
                     self._tell(action)
-                case Open() | Publish() | Vouch() | Discard():
+                case Open() | Describe() | Publish() | Vouch() | Discard():
                     self._pending += 1
                     self._work.put(lambda action=action: self._carry_out(action))  # type: ignore[misc]
 
@@ -408,7 +422,7 @@ class _Hub:
             event = self._work.get()()
             self._writer.post({"kind": "carried_out", "event": event})
 
-    def _carry_out(self, action: Open | Publish | Vouch | Discard) -> Message | None:
+    def _carry_out(self, action: Open | Describe | Publish | Vouch | Discard) -> Message | None:
         destination, step = self._destination, int(action.request.get("step", 0))
         try:
             match action:
@@ -416,9 +430,13 @@ class _Hub:
                     is_verified = open_folder(destination, step)
                     path = str(destination.path(step))
                     return {"kind": "opened", "save": action.save, "is_verified": is_verified, "path": path}
+                case Describe():
+                    described = describe(destination, action.request, action.files).decode()
+                    return {"kind": "described", "save": action.save, "manifest": described}
                 case Publish():
-                    manifest = publish(destination, action.request, action.files)
-                    return {"kind": "published", "save": action.save, "manifest": manifest.decode()}
+                    manifest = action.manifest or describe(destination, action.request, action.files).decode()
+                    publish(destination, action.request, manifest.encode())
+                    return {"kind": "published", "save": action.save, "manifest": manifest}
                 case Vouch():
                     vouch(destination, action.request, [str(file["path"]) for file in action.bad])
                     problems = "; ".join(f"{file['path']} {file['reason']}" for file in action.bad)
@@ -432,11 +450,12 @@ class _Hub:
         return None
 
 
-def _copy_and_release(protector: Protector, part: Range, held: bytearray) -> None:
+def _copy_and_release(protector: Protector, region: Region, held: bytearray) -> None:
     try:
-        protector.read(part.address, part.size, ctypes.addressof(ctypes.c_char.from_buffer(held)))
+        part = Range(region.address, region.size, 0)
+        protector.read([part], ctypes.addressof(ctypes.c_char.from_buffer(held)))
     finally:
-        protector.release(part.address, part.size)
+        protector.release(region.address, region.size)
 
 
 def main(arguments: list[str]) -> int:

@@ -6,15 +6,31 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.trainer.saving.waiting import await_that
-from trainer.saving.protect import CHUNK_BYTES, PAGE, Protector, Range, copy_behind, open_descriptor, split
+from trainer.saving.protect import (
+    CHUNK_BYTES,
+    PAGE,
+    Chunk,
+    Protector,
+    Range,
+    Region,
+    copy_behind,
+    merge,
+    open_descriptor,
+    split,
+)
 
 SIZE = 3 * CHUNK_BYTES
+_MAP_FIXED = 0x10
+
+_libc = ctypes.CDLL(None)
 
 
 def _why_not() -> str:
@@ -59,7 +75,11 @@ def protector() -> Iterator[Protector]:
     os.close(descriptor.fd)
 
 
-def _whole(memory: Memory) -> Range:
+def _whole(memory: Memory) -> Region:
+    return Region(memory.address, SIZE)
+
+
+def _part(memory: Memory) -> Range:
     return Range(memory.address, SIZE, 0)
 
 
@@ -67,7 +87,7 @@ def test_a_write_waits_for_the_copy_and_does_not_leak_into_it(protector: Protect
     source, copy = _memory(b"a"), _memory(b"")
     protector.protect([_whole(source)])
     writes = [source.write_aside(at * CHUNK_BYTES + 5, b"new") for at in (2, 0)]
-    copy_behind(protector, [_whole(source)], copy.address)
+    copy_behind(protector, split([_part(source)]), copy.address)
     for write in writes:
         write.join(10)
     assert copy.mapping[:] == b"a" * SIZE
@@ -82,9 +102,9 @@ def test_what_someone_waits_for_is_copied_first(protector: Protector) -> None:
     order: list[int] = []
     reading = protector.read
 
-    def read(address: int, size: int, into: int) -> None:
-        order.append(into - copy.address)
-        reading(address, size, into)
+    def read(parts: Sequence[Range], memory: int) -> None:
+        order.append(parts[0].offset)
+        reading(parts, memory)
 
     protector.read = read  # type: ignore[method-assign]
     other = source.write_aside(CHUNK_BYTES, b"new")
@@ -94,17 +114,17 @@ def test_what_someone_waits_for_is_copied_first(protector: Protector) -> None:
         return awaited(5.0 if not order else 0.0)
 
     protector.waiting = wait  # type: ignore[method-assign]
-    copy_behind(protector, [_whole(source)], copy.address)
+    copy_behind(protector, split([_part(source)]), copy.address)
     write.join(10)
     other.join(10)
-    assert order[0] == CHUNK_BYTES
+    assert 0 < order[0] <= CHUNK_BYTES < order[0] + CHUNK_BYTES
 
 
 def test_memory_that_was_never_touched_is_protected_too(protector: Protector) -> None:
     source, copy = _memory(b""), _memory(b"x")
     protector.protect([_whole(source)])
     write = source.write_aside(CHUNK_BYTES, b"new")
-    copy_behind(protector, [_whole(source)], copy.address)
+    copy_behind(protector, split([_part(source)]), copy.address)
     write.join(10)
     assert copy.mapping[:] == bytes(SIZE)
 
@@ -119,13 +139,13 @@ def test_reading_does_not_wait(protector: Protector) -> None:
 def test_a_failure_in_the_middle_leaves_nothing_protected(protector: Protector) -> None:
     source, copy = _memory(b"a"), _memory(b"")
 
-    def fail(address: int, size: int, into: int) -> None:
+    def fail(parts: Sequence[Range], memory: int) -> None:
         raise OSError("no")
 
     protector.read = fail  # type: ignore[method-assign]
     protector.protect([_whole(source)])
     with pytest.raises(OSError, match="no"):
-        copy_behind(protector, [_whole(source)], copy.address)
+        copy_behind(protector, split([_part(source)]), copy.address)
     write = source.write_aside(0, b"new")
     write.join(10)
     assert not write.is_alive()
@@ -134,7 +154,7 @@ def test_a_failure_in_the_middle_leaves_nothing_protected(protector: Protector) 
 def test_a_cancelled_copy_leaves_nothing_protected(protector: Protector) -> None:
     source, copy = _memory(b"a"), _memory(b"")
     protector.protect([_whole(source)])
-    copy_behind(protector, [_whole(source)], copy.address, is_cancelled=lambda: True)
+    copy_behind(protector, split([_part(source)]), copy.address, is_cancelled=lambda: True)
     source.write(0, b"new")
     assert source.mapping[:3] == b"new"
 
@@ -153,7 +173,7 @@ def test_a_range_that_can_not_be_protected_leaves_the_others_unprotected(protect
     source = _memory(b"a")
     gone = mmap.mmap(-1, PAGE)
     with pytest.raises(OSError, match=r".+"):
-        protector.protect([_whole(source), Range(0x1000, PAGE, 0)])
+        protector.protect([_whole(source), Region(0x1000, PAGE)])
     gone.close()
     source.write(0, b"new")
     assert source.mapping[:3] == b"new"
@@ -167,17 +187,67 @@ def test_what_another_one_protects_stays_protected(protector: Protector) -> None
         Protector(descriptor.fd, os.getpid()).protect([_whole(source)])
     os.close(descriptor.fd)
     write = source.write_aside(0, b"new")
-    copy_behind(protector, [_whole(source)], copy.address)
+    copy_behind(protector, split([_part(source)]), copy.address)
     write.join(10)
     assert copy.mapping[:3] == b"aaa"
 
 
-def test_chunks_end_at_multiples_of_their_size_and_keep_their_offsets() -> None:
-    part = Range(CHUNK_BYTES - PAGE, 2 * CHUNK_BYTES, 100)
-    chunks = list(split([part]))
-    assert [(chunk.address, chunk.size) for chunk in chunks] == [
-        (CHUNK_BYTES - PAGE, PAGE),
-        (CHUNK_BYTES, CHUNK_BYTES),
-        (2 * CHUNK_BYTES, CHUNK_BYTES - PAGE),
+def test_memory_that_was_mapped_anew_is_protected_all_the_same(protector: Protector) -> None:
+    source = _memory(b"a")
+    address = source.address
+    protector.protect([_whole(source)])
+    protector.release_all([_whole(source)])
+    _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(SIZE))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    _libc.mmap.restype = ctypes.c_void_p
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    assert _libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(SIZE), protection, flags, -1, 0) == address
+    copy = _memory(b"x")
+    protector.protect([_whole(source)])
+    write = source.write_aside(0, b"new")
+    copy_behind(protector, split([_part(source)]), copy.address)
+    write.join(10)
+    assert copy.mapping[:3] == bytes(3)
+
+
+# ---------------------------------------------------------------- regions and chunks
+
+
+def test_neighbours_are_protected_together_and_others_apart() -> None:
+    near = [Range(10 * PAGE, 3 * PAGE, 0), Range(15 * PAGE, PAGE, 900)]
+    far = Range(40 * PAGE, PAGE, 5)
+    assert merge([far, *near]) == [Region(10 * PAGE, 6 * PAGE), Region(40 * PAGE, PAGE)]
+
+
+def test_chunks_end_at_multiples_of_their_size_and_parts_keep_their_offsets() -> None:
+    (first, second, third) = split([Range(CHUNK_BYTES - PAGE, 2 * CHUNK_BYTES, 100)])
+    assert first == Chunk(CHUNK_BYTES - PAGE, PAGE, (Range(CHUNK_BYTES - PAGE, PAGE, 100),))
+    assert second.parts == (Range(CHUNK_BYTES, CHUNK_BYTES, 100 + PAGE),)
+    assert third.size == CHUNK_BYTES - PAGE
+    assert third.parts[0].offset == 100 + PAGE + CHUNK_BYTES
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3000)), min_size=1, max_size=8))
+def test_every_page_of_every_range_is_in_one_chunk_and_goes_to_its_offset(layout: list[tuple[int, int]]) -> None:
+    ranges, at, offset = [], 1000 * PAGE, 0
+    for gap, pages in layout:
+        at += gap * PAGE
+        ranges.append(Range(at, pages * PAGE, offset))
+        at, offset = at + pages * PAGE, offset + pages * PAGE + 7
+    chunks = split(ranges)
+    wanted = {part.address + page: part.offset + page for part in ranges for page in range(0, part.size, PAGE)}
+    found = [
+        (part.address + page, part.offset + page)
+        for chunk in chunks
+        for part in chunk.parts
+        for page in range(0, part.size, PAGE)
     ]
-    assert [chunk.offset for chunk in chunks] == [100, 100 + PAGE, 100 + PAGE + CHUNK_BYTES]
+    assert len(found) == len(wanted)
+    assert dict(found) == wanted
+    regions = merge(ranges)
+    assert sum(chunk.size for chunk in chunks) == sum(region.size for region in regions)
+    assert all(
+        chunk.address <= part.address and part.address + part.size <= chunk.address + chunk.size
+        for chunk in chunks
+        for part in chunk.parts
+    )
