@@ -7,7 +7,7 @@ PYTEST_ARGS =
 # Most tests wait for Slurm rather than compute: more processes than cores only make waits run out.
 JOBS = 2
 
-.PHONY: help setup demo test test-debian13 test-pyslurm check format bench docs clean
+.PHONY: help setup demo mutate test test-debian13 test-pyslurm check format bench docs clean
 
 help:
 	@echo "make demo            the main job on a private Slurm cluster: failures, drains, resubmission, audit"
@@ -18,6 +18,7 @@ help:
 	@echo "make format          rewrite the code in the project's format"
 	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
 	@echo "make bench-scale     what a cluster of 2,048 nodes costs, and how fast the command starts: fails past a target"
+	@echo "make mutate          10,000 damaged checkpoints: fails when one is believed or resumed from"
 	@echo "make bench           the other benchmarks"
 	@echo "make docs            regenerate the pages that are made from the code"
 	@echo "make setup           only the set-up, which every other target calls"
@@ -56,6 +57,9 @@ format: setup
 # bench-recovery runs bench/recovery.py, and so on.
 bench-%: setup
 	$(PY) -m bench.$(subst -,_,$*)
+
+mutate: setup
+	$(PY) -m bench.mutations
 
 bench: $(BENCHES:%=bench-%)
 
