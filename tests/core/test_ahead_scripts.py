@@ -17,7 +17,9 @@ from supervisor.model import (
     CheckpointState,
     Intent,
     IntentKind,
+    LossFault,
     RunState,
+    SkippedSamples,
     World,
 )
 from tests.core.builders import (
@@ -178,3 +180,28 @@ def test_one_that_was_given_up_before_it_began_takes_nothing_from_the_running_at
     given_up = queued(state=AttemptState.OVER, end=AttemptEnd.NOT_NEEDED, over_at=ago(1), is_job_gone=True)
     plan = plan_for(scene(attempt(), given_up), seen(job(), known=(saved(300),)))
     assert checkpoints_in(plan)[300, 1].state is COMPLETE
+
+
+# ---------------------------------------------------------------- a loss that went wrong meanwhile
+
+
+def faulty(**changes: Any) -> Attempt:
+    fault = LossFault(kind="nan", onset_step=90, step=90, first_sample=10, end_sample=20, is_rolled_back=True)
+    return replace(over(1, AttemptEnd.DIVERGED, is_job_gone=True), loss_fault=fault, **changes)
+
+
+def test_a_job_that_was_submitted_with_other_batches_to_leave_out_is_not_needed() -> None:
+    """Its environment was fixed when it was submitted."""
+    known = (saved(50), saved(100, state=CheckpointState.SUSPECT))
+    plan = plan_for(scene(faulty(), queued(), known=known), seen(behind(), known=known))
+    assert attempt_in(plan, 2).end is AttemptEnd.NOT_NEEDED
+    told = queued(skip_samples=(SkippedSamples(first=10, end=20),), resume_path="/c/50", resume_step=50)
+    plan = plan_for(scene(faulty(), told, known=known), seen(behind(), known=known))
+    assert not [f for f in plan.facts if getattr(f.record, "end", None) is AttemptEnd.NOT_NEEDED]
+
+
+def test_a_job_that_has_begun_from_what_is_suspect_now_is_not_needed() -> None:
+    known = (saved(50), saved(100, state=CheckpointState.SUSPECT))
+    one = begun(skip_samples=(SkippedSamples(first=10, end=20),))
+    plan = plan_for(scene(faulty(), one, known=known), seen(RUNS, known=known))
+    assert attempt_in(plan, 2).end is AttemptEnd.NOT_NEEDED
