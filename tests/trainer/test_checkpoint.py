@@ -1,348 +1,435 @@
-"""Saves that are read back before they count, and loads that refuse what is not as it was written."""
+"""The public API: when it saves, what it does about failures, what it says at the end. One process, without a group."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import os
 import resource
+import signal
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.trainer.folders import flip_byte
-from trainer.contract import MANIFEST_NAME, VERIFIED_NAME, Manifest, RunPaths, parse, write_json
-from trainer.tiers import CheckpointRejected, CheckpointUnreadable, find_checkpoints
+from tests.trainer.ranks import await_true
+from trainer import contract
+from trainer.contract import Advice, Divergence, Manifest, Outcome, Progress, RunPaths, SampleRange, parse, write_json
+from trainer.manifest import parse_manifest
+from trainer.stored import find_checkpoints
 
 if TYPE_CHECKING:
-    from trainer.checkpoint import Checkpointer
-    from trainer.state import TrainState
+    from tests.trainer.trainings import Training
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., Checkpointer]:
-    from tests.trainer.states import join_alone
-    from trainer.checkpoint import Checkpointer
+def make(tmp_path: Path) -> Iterator[Callable[..., Training]]:
+    from tests.trainer.trainings import Training
+    from trainer.randomness import apply_rng, collect_rng
 
-    join_alone()
+    kept = collect_rng()
+    made: list[Training] = []
 
-    def build(**options: int) -> Checkpointer:
-        return Checkpointer(tmp_path, "gpt", options.pop("attempt", 1), **options)  # type: ignore[arg-type]
+    def build(**options: Any) -> Training:
+        made.append(Training(tmp_path, **{"seed": 5, **options}))
+        return made[-1]
 
-    return build
+    yield build
+    for training in made:
+        training.checkpointer.close(saves=False)
+    apply_rng(kept)
 
 
 @pytest.fixture
-def state() -> TrainState:
-    from tests.trainer.states import advance, small_state
-
-    built = small_state()
-    advance(built, 3)
-    return built
-
-
-def _save(checkpointer: Checkpointer, state: TrainState) -> Path:
-    checkpointer.save(state)
-    result = checkpointer.wait()
-    assert result is not None
-    assert result.is_verified, result.error
-    return result.path
-
-
-def _shard(path: Path) -> Path:
-    return path / "__0_0.distcp"
-
-
-@contextmanager
-def _full_disk(after_bytes: int) -> Iterator[None]:
-    """Writing beyond so many bytes of a file fails, as on a full disk or over a quota."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-# ---------------------------------------------------------------- saving
-
-
-def test_a_save_is_verified_and_its_manifest_covers_every_file(
-    make: Callable[..., Checkpointer], state: TrainState
-) -> None:
-    path = _save(make(), state)
-    manifest = parse(Manifest, (path / MANIFEST_NAME).read_bytes())
-    assert (manifest.step, manifest.samples, manifest.world_size) == (3, 12, 1)
-    covered = {file.path for file in manifest.files}
-    assert {entry.name for entry in path.iterdir()} == covered | {MANIFEST_NAME, VERIFIED_NAME}
-    assert ".metadata" in covered
-
-
-def test_training_goes_on_while_the_save_keeps_what_it_was_given(
-    make: Callable[..., Checkpointer], state: TrainState
-) -> None:
-    from tests.trainer.states import advance, small_state, weights
-
-    checkpointer = make()
-    saved = weights(state)
-    checkpointer.save(state)
-    undisturbed = advance(state, 5)
-    assert weights(state) != saved
-    result = checkpointer.wait()
-    assert result is not None
-    resumed = small_state(seed=99)
-    checkpointer.load(result.path, resumed)
-    assert weights(resumed) == saved
-    assert advance(resumed, 5) == undisturbed
-
-
-def test_a_save_asked_for_while_one_is_in_flight_waits_for_it(
-    make: Callable[..., Checkpointer], state: TrainState, tmp_path: Path
-) -> None:
-    from tests.trainer.states import advance
-
-    checkpointer = make()
-    for _ in range(4):
-        advance(state, 1)
-        checkpointer.save(state)
-    checkpointer.wait()
-    found = find_checkpoints(tmp_path / "checkpoints")
-    assert [(f.step, f.is_verified) for f in found] == [(4, True), (5, True), (6, True), (7, True)]
-
-
-def test_the_leftover_of_a_killed_save_is_replaced(
-    make: Callable[..., Checkpointer], state: TrainState, tmp_path: Path
-) -> None:
-    leftover = RunPaths(tmp_path).checkpoint(3, 1)
-    leftover.mkdir(parents=True)
-    (leftover / "__7_0.distcp").write_bytes(b"half")
-    path = _save(make(), state)
-    assert not (path / "__7_0.distcp").exists()
-
-
-def test_a_step_that_this_attempt_has_verified_already_is_not_written_again(
-    make: Callable[..., Checkpointer], state: TrainState
-) -> None:
-    before = _shard(_save(make(), state)).stat().st_ino
-    assert _shard(_save(make(), state)).stat().st_ino == before
-
-
-def test_a_full_disk_fails_the_save_and_not_the_training(
-    make: Callable[..., Checkpointer], state: TrainState, tmp_path: Path
-) -> None:
-    from tests.trainer.states import advance
-
-    checkpointer = make()
-    first = _save(checkpointer, state)
-    advance(state, 1)
-    with _full_disk(after_bytes=4096):
-        checkpointer.save(state)
-        result = checkpointer.wait()
-    assert result is not None
-    assert not result.is_complete
-    assert " MB free of " in result.error
-    assert not result.path.exists()
-    assert first.exists()
-    advance(state, 1)
-    _save(checkpointer, state)
-    assert checkpointer.failures == 0
-    assert [f.step for f in find_checkpoints(tmp_path / "checkpoints")] == [3, 5]
-
-
-def test_a_folder_that_cannot_be_made_fails_the_save_and_not_the_training(
-    make: Callable[..., Checkpointer], state: TrainState, tmp_path: Path
-) -> None:
-    (tmp_path / "checkpoints").touch()
-    checkpointer = make()
-    checkpointer.save(state)
-    result = checkpointer.wait()
-    assert result is not None
-    assert not result.is_complete
-    assert "checkpoints" in result.error
-
-
-def test_a_copy_that_host_memory_has_no_room_for_fails_the_save_and_not_the_training(
-    make: Callable[..., Checkpointer], state: TrainState
-) -> None:
-    from trainer.state import TrainState
-
-    class TooLarge(TrainState):
-        def __init__(self) -> None:
-            self.step, self.samples = 4, 16
-
-        def collect(self) -> dict[str, object]:
-            raise MemoryError("no room for the copy")
-
-    checkpointer = make()
-    before = _save(checkpointer, state)
-    checkpointer.save(TooLarge())
-    result = checkpointer.wait()
-    assert result is not None
-    assert "no room for the copy" in result.error
-    assert before.exists()
-
-
-def test_saves_that_keep_failing_end_the_training_at_last(make: Callable[..., Checkpointer], state: TrainState) -> None:
-    from trainer.checkpoint import SavesKeepFailing
-
-    checkpointer = make(max_failures=3)
-    with _full_disk(after_bytes=64):
-        for _ in range(3):
-            checkpointer.save(state)
-        with pytest.raises(SavesKeepFailing, match="last 3 saves failed"):
-            checkpointer.save(state)
-
-
-def test_without_a_service_the_last_two_verified_ones_are_kept(
-    make: Callable[..., Checkpointer], state: TrainState, tmp_path: Path
-) -> None:
-    from tests.trainer.states import advance
-
-    checkpointer = make(keep_last=1)
-    for _ in range(4):
-        advance(state, 1)
-        _save(checkpointer, state)
-    assert [f.step for f in find_checkpoints(tmp_path / "checkpoints")] == [6, 7]
-
-
-def test_with_a_service_nothing_is_pruned_here(
-    make: Callable[..., Checkpointer], state: TrainState, tmp_path: Path
-) -> None:
-    from tests.trainer.states import advance
-
-    checkpointer = make()
-    for _ in range(4):
-        advance(state, 1)
-        _save(checkpointer, state)
-    assert len(find_checkpoints(tmp_path / "checkpoints")) == 4
-
-
-def test_a_folder_that_only_rank_0_sees_is_an_error_that_says_what_is_needed(tmp_path: Path) -> None:
-    from trainer.checkpoint import await_visible
-
-    with pytest.raises(FileNotFoundError, match="a file system that all nodes share"):
-        await_visible(tmp_path / "elsewhere", within_s=0)
-
-
-# ---------------------------------------------------------------- loading
-
-
-def _flip(path: Path) -> None:
-    flip_byte(_shard(path), offset=_shard(path).stat().st_size // 2)
-
-
-def _flip_metadata(path: Path) -> None:
-    flip_byte(path / ".metadata")
-
-
-def _truncate(path: Path) -> None:
-    os.truncate(_shard(path), _shard(path).stat().st_size - 1)
-
-
-def _empty(path: Path) -> None:
-    os.truncate(_shard(path), 0)
-
-
-def _lose(path: Path) -> None:
-    _shard(path).unlink()
-
-
-def _lose_metadata(path: Path) -> None:
-    (path / ".metadata").rename(path / ".metadata.tmp")
-
-
-def _lose_manifest(path: Path) -> None:
-    (path / MANIFEST_NAME).unlink()
-
-
-def _uncover_shard(path: Path) -> None:
-    manifest = parse(Manifest, (path / MANIFEST_NAME).read_bytes())
-    _rewrite(path, manifest, keep=lambda name: name == ".metadata")
-
-
-def _uncover_metadata(path: Path) -> None:
-    manifest = parse(Manifest, (path / MANIFEST_NAME).read_bytes())
-    _rewrite(path, manifest, keep=lambda name: name != ".metadata")
-
-
-def _rewrite(path: Path, manifest: Manifest, keep: Callable[[str], bool]) -> None:
-    from dataclasses import replace
-
-    files = tuple(file for file in manifest.files if keep(file.path))
-    write_json(path / MANIFEST_NAME, replace(manifest, files=files))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        _flip,
-        _flip_metadata,
-        _truncate,
-        _empty,
-        _lose,
-        _lose_metadata,
-        _lose_manifest,
-        _uncover_shard,
-        _uncover_metadata,
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_before_it_touches_the_state(
-    make: Callable[..., Checkpointer], state: TrainState, damage: Callable[[Path], None]
-) -> None:
-    from tests.trainer.states import small_state, weights
-
-    path = _save(make(), state)
-    damage(path)
-    other = small_state(seed=99)
-    before = weights(other)
-    with pytest.raises(CheckpointRejected) as caught:
-        make().load(path, other)
-    assert caught.value.path == path
-    assert weights(other) == before
-
-
-def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(
-    make: Callable[..., Checkpointer], state: TrainState
-) -> None:
-    path = _save(make(), state)
-    _shard(path).unlink()
-    _shard(path).symlink_to(_shard(path).name)
-    with pytest.raises(CheckpointUnreadable):
-        make().load(path, state)
-
-
-def test_a_checkpoint_of_another_model_is_refused(make: Callable[..., Checkpointer], state: TrainState) -> None:
-    from tests.trainer.states import small_state
-
-    path = _save(make(), state)
-    with pytest.raises(CheckpointRejected, match=r"does not load: .*[Ss]ize mismatch"):
-        make().load(path, small_state(width=32))
-
-
-def test_leftover_shards_are_not_read(make: Callable[..., Checkpointer], state: TrainState) -> None:
-    path = _save(make(), state)
-    (path / "__5_0.distcp").write_bytes(b"of a larger world")
-    assert make().load(path, state).step == 3
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """The environment of attempt 3 of a run, whose folder is the one that everything is saved in."""
+    for name, value in ((contract.ENV_RUN, "gpt"), (contract.ENV_ATTEMPT, "3"), (contract.ENV_CHECKPOINT_EVERY_S, "0")):
+        monkeypatch.setenv(name, value)
+    return RunPaths(tmp_path)
+
+
+def _saved(run_dir: Path) -> list[tuple[int, bool]]:
+    return [(found.step, found.is_verified) for found in find_checkpoints(run_dir / "checkpoints")]
+
+
+def _fill_disk(training: Training, *, is_full: bool) -> None:
+    """Let the writer's files end after some KB, as on a full disk."""
+    assert training.checkpointer.saver is not None
+    pid = training.checkpointer.saver.writer_pid
+    assert pid is not None
+    limit = 4096 if is_full else resource.RLIM_INFINITY
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 # ---------------------------------------------------------------- when
 
 
-def test_saves_by_steps_follow_the_step_and_saves_by_time_the_clock() -> None:
-    from trainer.checkpoint import SaveSchedule
+def test_saves_by_steps_come_at_their_steps_and_the_last_step_is_saved_at_the_end(
+    make: Callable[..., Training], tmp_path: Path
+) -> None:
+    training = make(every_steps=3, when_busy="wait", keep_last=9)
+    with training.checkpointer:
+        training.steps(7)
+    assert _saved(tmp_path) == [(3, True), (6, True), (7, True)]
 
-    by_steps = SaveSchedule(every_steps=20)
-    assert [step for step in range(1, 61) if by_steps.is_due(step)] == [20, 40, 60]
-    now = [0.0]
-    by_time = SaveSchedule(every_s=100, clock=lambda: now[0])
-    now[0] = 49
-    assert not by_time.is_due(1)
-    now[0] = 50  # the first one early: failures gather just after a restart
-    assert by_time.is_due(1)
-    by_time.saved()
-    now[0] = 149
-    assert not by_time.is_due(2)
-    assert not SaveSchedule().is_due(1)
+
+def test_a_last_step_that_is_saved_already_is_not_saved_again(make: Callable[..., Training], tmp_path: Path) -> None:
+    training = make(every_steps=2)
+    with training.checkpointer:
+        training.steps(2)
+    assert _saved(tmp_path) == [(2, True)]
+
+
+def test_a_training_that_ends_with_an_error_saves_nothing(make: Callable[..., Training], tmp_path: Path) -> None:
+    training = make()
+
+    def fail() -> None:
+        with training.checkpointer:
+            training.steps(2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert _saved(tmp_path) == []
+
+
+def test_a_save_that_is_due_while_one_is_in_flight_follows_as_soon_as_that_has_ended(
+    make: Callable[..., Training], tmp_path: Path
+) -> None:
+    training = make(every_steps=2, staging="copy", keep_last=9)
+    training.steps(1)
+    with _stopped_writer(training):
+        training.steps(4)  # step 2 is in flight, step 4 is due
+        assert training.checkpointer.is_busy
+    training.checkpointer.wait()
+    training.steps(2)
+    training.checkpointer.wait()
+    assert [step for step, _ in _saved(tmp_path)] in ([2, 6], [2, 7])
+
+
+class _stopped_writer:  # noqa: N801 - reads as a statement
+    """The writer stands still as soon as it has a save, until the end of the block."""
+
+    def __init__(self, training: Training) -> None:
+        assert training.checkpointer.saver is not None
+        self._saver = training.checkpointer.saver
+        self._begin = self._saver.begin
+
+    def __enter__(self) -> None:
+        def begin(*arguments: Any, **options: Any) -> float:
+            blocked = self._begin(*arguments, **options)
+            assert self._saver.writer_pid is not None
+            os.kill(self._saver.writer_pid, signal.SIGSTOP)
+            return blocked
+
+        self._saver.begin = begin  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        self._saver.begin = self._begin  # type: ignore[method-assign]
+        assert self._saver.writer_pid is not None
+        os.kill(self._saver.writer_pid, signal.SIGCONT)
+
+
+def test_a_save_can_be_made_now(make: Callable[..., Training], tmp_path: Path) -> None:
+    training = make()
+    training.steps(2)
+    assert training.checkpointer.save() > 0
+    result = training.checkpointer.wait()
+    assert result is not None
+    assert (result.step, result.is_verified) == (2, True)
+
+
+def test_the_manifest_says_what_the_training_counted(make: Callable[..., Training], tmp_path: Path) -> None:
+    training = make()
+    for _ in range(3):
+        training.data.next()
+        training.checkpointer.step(loss=1.0, tokens=100)
+    training.checkpointer.save()
+    result = training.checkpointer.wait()
+    assert result is not None
+    manifest: Manifest = parse_manifest((result.path / contract.MANIFEST_NAME).read_bytes(), needs_seal=True)
+    assert (manifest.step, manifest.samples, manifest.tokens, manifest.world_size) == (3, 24, 300, 1)
+    assert manifest.is_elastic
+
+
+def test_without_a_run_directory_it_only_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from trainer.checkpoint import Checkpointer
+
+    monkeypatch.delenv(contract.ENV_RUN_DIR, raising=False)
+    model = torch.nn.Linear(2, 1)
+    with Checkpointer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) as checkpointer:
+        assert checkpointer.restore() is None
+        assert not checkpointer.step(loss=1.0)
+        assert checkpointer.steps_done == 1
+
+
+# ---------------------------------------------------------------- restoring
+
+
+def test_a_training_goes_on_where_it_was_in_one_process_too(make: Callable[..., Training]) -> None:
+    training = make()
+    training.steps(5)
+    training.checkpointer.save()
+    undisturbed = training.steps(10)
+    training.checkpointer.wait()
+    resumed = make(seed=99)
+    restored = resumed.checkpointer.restore()
+    assert restored is not None
+    assert (restored.step, restored.samples, resumed.checkpointer.steps_done) == (5, 40, 5)
+    assert resumed.steps(10) == undisturbed
+
+
+def test_the_first_start_has_nothing_to_restore(make: Callable[..., Training]) -> None:
+    assert make().checkpointer.restore() is None
+
+
+def test_a_newest_checkpoint_that_is_damaged_is_passed_over(
+    make: Callable[..., Training], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tests.trainer.folders import flip_byte
+
+    training = make(every_steps=2, when_busy="wait")
+    training.steps(4)
+    training.checkpointer.wait()
+    flip_byte(RunPaths(tmp_path).checkpoint(4, 1) / "__0_0.distcp", 9000)
+    restored = make(seed=9).checkpointer.restore()
+    assert restored is not None
+    assert restored.step == 2
+    assert "step-4.a1 is rejected" in caplog.text
+
+
+def test_samples_that_a_rollback_left_out_are_skipped(
+    make: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(contract.ENV_SKIP_SAMPLES, "8-24")
+    training = make()
+    training.checkpointer.restore()
+    assert training.data.order.skip == (SampleRange(first=8, end=24),)
+    training.steps(2)
+    assert training.data.position == 32
+
+
+# ---------------------------------------------------------------- structure
+
+
+def test_a_state_with_new_parts_is_planned_anew_and_saved(make: Callable[..., Training]) -> None:
+    training = make()
+    training.steps(2)
+    training.checkpointer.save()
+    training.checkpointer.wait()
+    late = {"late": [0] * 3, "tensor": __import__("torch").ones(7)}
+    training.average.state_dict = lambda: {"updates": 1, "weights": training.average._weights, **late}  # type: ignore[method-assign]
+    training.steps(1)
+    training.checkpointer.save()
+    result = training.checkpointer.wait()
+    assert result is not None
+    assert (result.step, result.is_verified, result.error) == (3, True, "")
+
+
+def test_an_object_that_cannot_be_saved_is_named_at_the_first_step(make: Callable[..., Training]) -> None:
+    from trainer.opaque import UnsavableObject
+
+    training = make()
+    training.average.state_dict = lambda: {"callback": print}  # type: ignore[method-assign]
+    with pytest.raises(UnsavableObject, match=r"extra 'average': average\.callback is a "):
+        training.step()
+
+
+def test_an_object_that_can_no_longer_be_saved_fails_the_save_and_not_the_training(
+    make: Callable[..., Training],
+) -> None:
+    training = make()
+    training.steps(1)
+    training.average.state_dict = lambda: {"callback": print}  # type: ignore[method-assign]
+    training.checkpointer.save()
+    assert not training.step()
+    assert "average.callback" in training.checkpointer._outcomes.error
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_failed_save_is_told_once_recorded_and_tried_again(
+    make: Callable[..., Training], service: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    """CK-17: saves fail in a row, the training goes on."""
+    training = make()
+    training.steps(1)
+    _fill_disk(training, is_full=True)
+    for _ in range(3):
+        training.steps(1)
+        training.checkpointer.save()
+        training.checkpointer.wait()
+    progress = _progress(training, service)
+    assert (progress.save_failures, progress.saved_step) == (3, None)
+    assert "rank 0" in progress.save_error
+    assert len([r for r in caplog.records if r.levelno >= logging.ERROR]) == 1
+    _fill_disk(training, is_full=False)
+    training.steps(1)
+    training.checkpointer.save()
+    training.checkpointer.wait()
+    progress = _progress(training, service)
+    assert (progress.save_failures, progress.save_error, progress.saved_step) == (0, "", 5)
+    assert progress.save_total_s is not None
+    assert _saved(service.run_dir) == [(5, True)]
+
+
+def _progress(training: Training, paths: RunPaths) -> Progress:
+    assert training.checkpointer._progress.flush(30)
+    return parse(Progress, paths.progress(3).read_bytes())
+
+
+def test_a_failed_save_is_raised_at_the_next_step_where_that_is_wished(make: Callable[..., Training]) -> None:
+    from trainer.checkpoint import SaveFailed
+
+    training = make(on_failure="raise")
+    training.steps(1)
+    _fill_disk(training, is_full=True)
+    training.checkpointer.save()
+    training.checkpointer.wait()
+    with pytest.raises(SaveFailed, match="rank 0"):
+        training.steps(2)
+
+
+def test_saves_that_keep_failing_end_the_training_at_last(make: Callable[..., Training]) -> None:
+    from trainer.checkpoint import SavesKeepFailing
+
+    training = make(max_failures=2)
+    training.steps(1)
+    _fill_disk(training, is_full=True)
+    training.checkpointer.save()
+    training.checkpointer.wait()
+    training.steps(2)
+    training.checkpointer.save()
+    training.checkpointer.wait()
+    with pytest.raises(SavesKeepFailing, match="last 2 saves failed"):
+        training.steps(2)
+
+
+# ---------------------------------------------------------------- what the service says
+
+
+def test_advice_changes_the_interval_and_asks_for_saves(
+    make: Callable[..., Training], service: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(contract.ENV_CHECKPOINT_EVERY_S, "600")
+    training = make(every_s=None)
+    training.steps(1)
+    _advise(training, service, Advice(attempt=3, seq=1, checkpoint_every_s=60.0, save_requests=1))
+    training.steps(2)
+    training.checkpointer.wait()
+    assert training.checkpointer._schedule.every_s == 60.0
+    assert _saved(service.run_dir) == [(3, True)]
+    training.steps(3)
+    assert [step for step, _ in _saved(service.run_dir)] == [3]
+
+
+def _advise(training: Training, paths: RunPaths, advice: Advice) -> None:
+    write_json(paths.advice(3), advice)
+    reader = training.checkpointer._advice
+    assert reader is not None
+    reader.look()
+    assert reader.latest == advice
+
+
+def test_an_interval_that_the_script_chose_stays(make: Callable[..., Training], service: RunPaths) -> None:
+    training = make(every_s=900.0)
+    _advise(training, service, Advice(attempt=3, seq=1, checkpoint_every_s=60.0))
+    training.steps(1)
+    assert training.checkpointer._schedule.every_s == 900.0
+
+
+def test_advice_for_another_attempt_and_damaged_advice_are_no_advice(tmp_path: Path) -> None:
+    from trainer.advice import AdviceReader
+
+    path = tmp_path / "advice.json"
+    reader = AdviceReader(path, 3, every_s=3600)
+    for content in (b"{", b"[]", json.dumps({"attempt": 2, "seq": 9, "checkpoint_every_s": 1}).encode()):
+        path.write_bytes(content)
+        reader.look()
+        assert reader.latest is None
+    reader.close()
+
+
+# ---------------------------------------------------------------- a loss that goes wrong
+
+
+def test_a_loss_that_is_no_number_ends_the_training_with_what_the_service_needs(
+    make: Callable[..., Training], service: RunPaths
+) -> None:
+    from trainer.checkpoint import LossDiverged
+
+    training = make(every_steps=4, when_busy="wait")
+    training.steps(3)
+    with pytest.raises(LossDiverged, match="since step 4"):
+        training.step(factor=math.nan)
+    found = parse(Divergence, service.divergence(3).read_bytes())
+    assert (found.kind, found.onset_step, found.loss) == ("nan", 4, None)
+    assert (found.first_sample, found.end_sample) == (24, 32)
+    assert parse(Outcome, service.outcome(3).read_bytes()).exit_code == contract.EXIT_DIVERGED
+    assert _saved(service.run_dir) == []
+
+
+def test_spikes_are_judged_as_the_environment_says(
+    make: Callable[..., Training], service: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.checkpoint import LossDiverged
+
+    monkeypatch.setenv(contract.ENV_SPIKE_SCORE, "20")
+    monkeypatch.setenv(contract.ENV_SPIKE_WINDOW, "32")
+    training = make()
+    _feed(training, [2.0 + step % 3 / 10 for step in range(40)])
+    with pytest.raises(LossDiverged, match="a spike"):
+        _feed(training, [50.0] * 5)
+    found = parse(Divergence, service.divergence(3).read_bytes())
+    assert (found.kind, found.onset_step, found.loss) == ("spike", 41, 50.0)
+
+
+def _feed(training: Training, losses: list[float]) -> None:
+    for loss in losses:
+        training.checkpointer.step(loss=loss)
+
+
+# ---------------------------------------------------------------- signals
+
+
+def test_a_signal_makes_it_save_and_say_that_it_wants_to_go_on(
+    make: Callable[..., Training], service: RunPaths
+) -> None:
+    training = make()
+    training.step()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    left = [training.step() for _ in range(2)]
+    assert left == [False, True]
+    assert _saved(service.run_dir) == [(3, True)]
+    assert parse(Outcome, service.outcome(3).read_bytes()).exit_code == contract.EXIT_RESUBMIT
+
+
+def test_an_asked_exit_whose_save_fails_still_leaves(make: Callable[..., Training], service: RunPaths) -> None:
+    training = make()
+    training.step()
+    _fill_disk(training, is_full=True)
+    assert not training.checkpointer.leave()
+    assert "failed" in parse(Outcome, service.outcome(3).read_bytes()).message
+
+
+# ---------------------------------------------------------------- cost
+
+
+def test_a_save_does_not_wait_for_the_file_system(make: Callable[..., Training]) -> None:
+    training = make(staging="copy")
+    training.steps(2)
+    with _stopped_writer(training):
+        training.checkpointer.save()
+        before = time.monotonic()
+        training.steps(20)
+        assert time.monotonic() - before < 20
+        assert training.checkpointer.is_busy
+    await_true(lambda: not training.checkpointer.is_busy)
