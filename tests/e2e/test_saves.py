@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.model import AttemptEnd, CheckpointState
-from tests.e2e.stage import Stage
+from supervisor.model import AttemptEnd, CheckpointState, SkippedSamples
+from tests.e2e.conftest import OpenStage
+from tests.e2e.stage import RIG, Stage
 from trainer import contract
 
 pytestmark = pytest.mark.slurm
@@ -76,3 +77,18 @@ def test_saves_that_fail_are_told_with_the_steps_at_risk_and_the_training_goes_o
     assert report["steps_at_risk"] == report["step"] > 0
     assert report["verified_step"] is None
     assert stage.drained() == {}
+
+
+@pytest.mark.torch
+def test_a_training_on_the_checkpointer_gets_past_a_sample_that_makes_its_loss_no_number(open_stage: OpenStage) -> None:
+    """From the batch to the ledger and back: found, gone back from, left out, and finished with sound weights."""
+    stage = open_stage(nodes=1, has_torch=True)
+    stage.submit("r", script=RIG / "poisoned.py", more=ROLLBACK)
+    stage.await_state("finished", limit_s=120)
+    first, second = stage.attempts()
+    assert (first.end, second.end) == (AttemptEnd.DIVERGED, AttemptEnd.FINISHED)
+    assert first.loss_fault is not None
+    assert first.loss_fault.onset_step == 14
+    assert second.resume_step < 14
+    assert second.skip_samples == (SkippedSamples(first=13 * 4, end=14 * 4),)
+    assert all(c.step < 14 or c.attempt == 2 for c in stage.checkpoints() if c.state is CheckpointState.VERIFIED)
