@@ -175,16 +175,17 @@ class LocalTier:
         keys = {name: key for name in found if (key := parse_checkpoint_name(name)) is not None}
         return sorted(keys, key=keys.__getitem__)
 
-    def make_room(self, *, newest: str = "") -> None:
+    def make_room(self, *, newest: str = "", keep: int | None = None) -> None:
         """Remove all but the newest published ones, by attempt then step; what is newer than those, unpublished, stays.
 
         `newest` is the one just published: after the service went back on purpose, older attempts' higher steps go.
         """
+        keep = self._keep if keep is None else keep
         names = sorted(self.names(), key=_by_attempt)
         published = [name for name in names if (self.path(name) / MANIFEST_NAME).exists()]
         if newest in published:
             published = published[: published.index(newest) + 1]
-        kept = published[-self._keep :]
+        kept = published[-keep:]
         for name in names:
             if kept and _by_attempt(name) < _by_attempt(kept[-1]) and name not in kept:
                 with suppress(OSError):

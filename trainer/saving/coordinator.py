@@ -95,7 +95,7 @@ class Coordinator:
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     def handle(self, rank: int, message: Mapping[str, Any]) -> list[Action]:
-        """What follows from a message of a rank's writer, or of our publisher: opened, described, published, vouched."""
+        """What follows from a message of a rank's writer, or of the publisher here."""
         save_id = str(message["save"])
         if save_id in self._ended:
             return [Tell(rank=rank, message=self._ended[save_id])]
