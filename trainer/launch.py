@@ -656,8 +656,9 @@ class Launcher:
         return None
 
     def _request_save(self, number: int, why: str) -> None:
-        """Have the training save and end; one that has not begun is told as it begins."""
-        print(f"trainer.launch: {why}: the training is asked to save and end", file=sys.stderr, flush=True)
+        """Have the training save, and with SIGUSR1 end; one that has not begun is told as it begins."""
+        wish = "save and end" if number == signal.SIGUSR1 else "save"
+        print(f"trainer.launch: {why}: the training is asked to {wish}", file=sys.stderr, flush=True)
         self._note("save.requested")
         self._requests.append(number)
         for name in self._nodes:

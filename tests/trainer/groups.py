@@ -17,12 +17,15 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["trainer.example.loop", "torch._dynamo"])
 
 
-def on_ranks(world: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `work(*arguments)` returns on each of `world` ranks, in their order; a rank's error is the caller's."""
+def on_ranks(world: int, work: Callable[..., Any], *arguments: Any, is_joined: bool = True) -> list[Any]:
+    """What `work(*arguments)` returns on each of `world` ranks, in their order; a rank's error is the caller's.
+
+    `is_joined` False: `work` joins the group itself.
+    """
     port = _free_port()
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world)]
     processes = [
-        _CONTEXT.Process(target=_join, args=(rank, world, port, sender, work, arguments), daemon=True)
+        _CONTEXT.Process(target=_join, args=(rank, world, port, sender, work, arguments, is_joined), daemon=True)
         for rank, (_, sender) in enumerate(pipes)
     ]
     for process in processes:
@@ -49,7 +52,13 @@ def _receive(rank: int, receiver: Connection) -> Any:
 
 
 def _join(
-    rank: int, world: int, port: int, sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    world: int,
+    port: int,
+    sender: Connection,
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    is_joined: bool,
 ) -> None:
     os.environ.update(
         RANK=str(rank),
@@ -64,10 +73,12 @@ def _join(
 
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo")
+        if is_joined:
+            dist.init_process_group("gloo")
         sender.send((work(*arguments), ""))
-        dist.barrier()
-        dist.destroy_process_group()
+        if is_joined:
+            dist.barrier()
+            dist.destroy_process_group()
     except BaseException:  # noqa: BLE001 - told to the test
         sender.send((None, traceback.format_exc()))
         sys.exit(1)
