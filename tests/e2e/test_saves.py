@@ -88,7 +88,7 @@ def test_a_training_on_the_checkpointer_gets_past_a_sample_that_makes_its_loss_n
     first, second = stage.attempts()
     assert (first.end, second.end) == (AttemptEnd.DIVERGED, AttemptEnd.FINISHED)
     assert first.loss_fault is not None
-    assert first.loss_fault.onset_step == 14
-    assert second.resume_step < 14
-    assert second.skip_samples == (SkippedSamples(first=13 * 4, end=14 * 4),)
-    assert all(c.step < 14 or c.attempt == 2 for c in stage.checkpoints() if c.state is CheckpointState.VERIFIED)
+    assert first.loss_fault.onset_step == 10
+    assert second.resume_step < 10
+    assert second.skip_samples == (SkippedSamples(first=9 * 4, end=10 * 4),)
+    assert all(c.step < 10 or c.attempt == 2 for c in stage.checkpoints() if c.state is CheckpointState.VERIFIED)
