@@ -8,6 +8,7 @@ found, and return or raise alike. Where another copy than the checkpoint's own f
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ State = Mapping[str, Any]
 Template = State | Callable[[dict[str, bytes]], State]
 
 MAX_PROBLEMS_SHOWN = 8
-_THREADS = 2  # files that a rank reads at the same time
+_THREADS = max(2, min(8, len(os.sched_getaffinity(0)) // 4))  # files that a rank reads at the same time
 
 T = TypeVar("T")
 

@@ -195,8 +195,8 @@ def _look(key: str, leaf: Any) -> _Seen:
     if not isinstance(leaf, torch.Tensor):
         raise UnsupportedState(f"{key}: {type(leaf).__name__} is neither a tensor nor bytes")
     local = local_tensor(leaf)
-    if local.layout is not torch.strided or local.is_quantized or local.is_meta:
-        raise UnsupportedState(f"{key}: a {_name_layout(local)} tensor can't be saved")
+    if name_oddity(local):
+        raise UnsupportedState(f"{key}: a {name_oddity(local)} tensor can't be saved")
     return _Seen(
         key=key,
         kind=type(leaf),
@@ -208,10 +208,13 @@ def _look(key: str, leaf: Any) -> _Seen:
     )
 
 
-def _name_layout(tensor: torch.Tensor) -> str:
+def name_oddity(tensor: torch.Tensor) -> str:
+    """What keeps a tensor from having bytes of its own that can be saved and loaded; empty for most."""
     if tensor.is_meta:
         return "meta"
-    return "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_quantized:
+        return "quantized"
+    return "" if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def _dense_order(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from trainer.metadata import Entry, Metadata, Tensor
 from trainer.saving.regions import Box, Target, intersect
-from trainer.saving.structure import flatten, join_paths, local_tensor
+from trainer.saving.structure import flatten, join_paths, local_tensor, name_oddity
 
 Boxes = Mapping[str, list[Box]]
 
@@ -47,6 +47,8 @@ def _compare(metadata: Metadata, key: str, leaf: Any) -> str:
         return "" if key in metadata.byte_keys else "it holds no such bytes"
     if not isinstance(leaf, torch.Tensor):
         return f"a {type(leaf).__name__} can't be loaded"
+    if name_oddity(local_tensor(leaf)):
+        return f"a {name_oddity(local_tensor(leaf))} tensor can't be loaded"
     saved = metadata.tensors.get(key)
     if saved is None:
         return "it holds no such tensor"

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from tests.trainer.saving.files import describe_folder, write_files
-from trainer.saving.planning import plan_state
+from trainer.saving.planning import UnsupportedState, plan_state
 from trainer.saving.reading import load_state
 
 SHAPES: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
@@ -101,3 +103,74 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if isinstance(one, DTensor) and isinstance(other, DTensor):
         one, other = one.to_local(), other.to_local()
     return torch.equal(one, other)
+
+
+def load_kinds_with_torch(_rank: int, folder: Path, kinds: Sequence[str]) -> None:
+    """Load each saved kind into each of the kinds with torch's own reader, and compare."""
+    for saved in sorted(path.name for path in folder.iterdir()):
+        for kind in kinds:
+            state, expected = make_state(kind, is_filled=False), make_state(kind, is_filled=True)
+            dcp_load(state, checkpoint_id=folder / saved)
+            for key, tensor in state["model"].items():
+                assert _same(tensor, expected["model"][key]), f"{key}: {saved} into {kind}"
+
+
+def plan_together(rank: int, folder: Path) -> None:
+    """Plan states that two ranks hold, each in its own way."""
+    _plan_one_tensor(rank, folder)
+    refused = []
+    for state in ({"w": 3} if rank == 1 else {"w": torch.zeros(3)}, {"w": torch.zeros(3 + rank)}):
+        try:
+            plan_state(state)
+        except UnsupportedState as error:
+            refused.append(str(error))
+    assert refused == [
+        "rank 1: w: int is neither a tensor nor bytes",
+        "w is a tensor of [3] float32 on rank 0, and a tensor of [4] float32 on rank 1",
+    ]
+    _save_and_load_a_module(rank, folder / "module")
+
+
+def _plan_one_tensor(rank: int, folder: Path) -> None:
+    state = {"w": torch.ones(3)}
+    plan = plan_state(state)
+    assert (plan.metadata is not None) == (rank == 0)
+    assert plan_state(state).metadata == plan.metadata
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (plan.signature, plan.image.size))
+    assert len({signature for signature, _ in gathered}) == 1
+    assert sorted(size > 0 for _, size in gathered) == [False, True]
+    (folder / "one").mkdir(exist_ok=True)
+    write_files(folder / "one", plan, state)
+    dist.barrier()
+    loaded = {"w": torch.zeros(3)}
+    load_state(folder / "one", loaded, manifest=describe_folder(folder / "one"))
+    assert torch.equal(loaded["w"], state["w"])
+
+
+def _save_and_load_a_module(rank: int, folder: Path) -> None:
+    first, second = _train_a_sharded_module(seed=1), _train_a_sharded_module(seed=2)
+    folder.mkdir(exist_ok=True)
+    write_files(folder, plan_state(first), first)
+    dist.barrier()
+    load_state(folder, second, manifest=describe_folder(folder))
+    for part in ("model", "exp_avg"):
+        for key, tensor in first[part].items():
+            assert torch.equal(tensor.to_local(), second[part][key].to_local()), f"{key} on rank {rank}"
+
+
+def _train_a_sharded_module(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.Linear(5, 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 7)).sum().backward()
+    optimizer.step()
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        "model": {name: parameter.detach() for parameter, name in names.items()},
+        "exp_avg": {names[parameter]: state["exp_avg"] for parameter, state in optimizer.state.items()},
+    }

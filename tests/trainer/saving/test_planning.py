@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from tests.trainer.saving import scenes
 from tests.trainer.saving.files import write_files
+from tests.trainer.saving.groups import run_ranks
 from trainer.metadata import read_metadata
 from trainer.saving.planning import PlanChanged, UnsupportedState, plan_state
 
@@ -103,3 +106,42 @@ def test_another_structure_is_noticed(changed: dict[str, Any]) -> None:
 def test_what_cannot_be_saved_is_refused_by_its_key(leaf: object) -> None:
     with pytest.raises(UnsupportedState, match=r"model\.odd"):
         plan_state({"model": {"odd": leaf}})
+
+
+def test_ranks_plan_together_what_none_of_them_holds_alone(tmp_path: Path) -> None:
+    run_ranks(2, scenes.plan_together, tmp_path)
+
+
+def test_a_replaced_tensor_is_the_one_that_is_saved() -> None:
+    state = {"w": torch.zeros(3)}
+    plan = plan_state(state)
+    plan.sources(state)
+    state["w"] = torch.ones(3)
+    (source,) = plan.sources(state)
+    assert source is state["w"]
+
+
+def test_a_tensor_whose_memory_was_exchanged_is_noticed_when_it_looks_otherwise() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    plan = plan_state({"w": parameter})
+    plan.sources({"w": parameter})
+    parameter.data = torch.zeros(3, dtype=torch.float64)
+    with pytest.raises(PlanChanged):
+        plan.sources({"w": parameter})
+
+
+def test_keys_that_are_the_same_once_joined_are_refused() -> None:
+    with pytest.raises(UnsupportedState, match="the same"):
+        plan_state({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)})
+
+
+def test_the_sources_of_a_thousand_tensors_are_found_within_a_few_milliseconds() -> None:
+    state = {"model": {f"layer.{n}": torch.zeros(3) for n in range(1000)}}
+    plan = plan_state(state)
+    plan.sources(state)
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        plan.sources(state)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.003  # 0.4 ms on a quiet machine

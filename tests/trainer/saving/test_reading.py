@@ -36,3 +36,7 @@ def test_what_two_ranks_saved_is_loaded_by_four_in_any_distribution(saved_by_two
 
 def test_what_four_ranks_saved_is_loaded_by_one_process_without_a_group(saved_by_four: Path) -> None:
     scenes.load_kinds(0, saved_by_four, ["plain"])
+
+
+def test_torch_itself_loads_what_was_saved_in_any_distribution(saved_by_four: Path) -> None:
+    run_ranks(2, scenes.load_kinds_with_torch, saved_by_four, scenes.KINDS)

@@ -156,6 +156,8 @@ def test_a_hostile_metadata_is_refused_and_runs_nothing(
         ),
         ({"model": {"small": b""}}, "model.small: it holds no such bytes"),
         ({"shared": torch.zeros(3)}, "shared: it holds no such tensor"),
+        ({"model": {"small": torch.zeros(5, device="meta")}}, "model.small: a meta tensor can't be loaded"),
+        ({"model": {"small": torch.zeros(5).to_sparse()}}, "model.small: a sparse_coo tensor can't be loaded"),
         ({"model": {"small": 3}}, "model.small: a int can't be loaded"),
     ],
 )
