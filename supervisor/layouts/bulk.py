@@ -81,7 +81,7 @@ def run_readers(work: Sequence[T], read: Callable[[T], R], readers: int) -> list
     return [found[place] for place in range(len(work))]
 
 
-def retry_stale(look: Callable[[], T], *, wait_s: float = STALE_WAIT_S) -> T:
+def retry_stale(look: Callable[[], T]) -> T:
     """What `look` returns, asked again a few times while NFS answers ESTALE: the file is being replaced there.
 
     `look` opens by name each time: a handle that is stale stays stale.
@@ -92,5 +92,5 @@ def retry_stale(look: Callable[[], T], *, wait_s: float = STALE_WAIT_S) -> T:
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            time.sleep(wait_s)
+            time.sleep(STALE_WAIT_S)
     return look()
