@@ -101,6 +101,7 @@ class Checkpointer:
     random states are made of on another number of ranks. `keep_last`: checkpoints to keep when no service prunes.
     `max_failures`: failed saves in a row until `SavesKeepFailing`; by default never under a service, which tells
     someone, and 5 without. `on_loss(step, mean over ranks)` is called in the order of steps, before a step is saved.
+    `final_wait_s`: how long `close` and `leave` wait for the last save.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Checkpointer:
         final_step: int | None = None,
         on_loss: Callable[[int, float], None] | None = None,
         staging: Staging = "auto",
+        final_wait_s: float = 600.0,
         progress: ProgressWriter | None = None,
         requests: SaveRequests | None = None,
     ) -> None:
@@ -150,6 +152,7 @@ class Checkpointer:
         self._schedule, self._takes_interval = make_schedule(place, every_s, every_steps)
         self._waits = when_busy == "wait"
         self._raises = on_failure == "raise"
+        self._final_wait_s = final_wait_s
         self._max_failures = _DEFAULT_MAX_FAILURES[place.is_supervised] if max_failures is None else max_failures
         self._watch = LossWatch(policy=loss_policy or place.loss_policy)
         self._losses = LossReader()
@@ -260,11 +263,13 @@ class Checkpointer:
         Every rank calls it, between two steps.
         """
         self._hear_last()
-        saved = self._save_until_verified(tries=1)
-        done = f"saved step {self._state.step} on request"
-        self._last_word.leave(contract.EXIT_RESUBMIT, done if saved else "asked to exit, and the save failed")
+        problem = self._save_until_verified(tries=1)
+        done = (
+            f"asked to exit, and the save failed: {problem}" if problem else f"saved step {self._state.step} on request"
+        )
+        self._last_word.leave(contract.EXIT_RESUBMIT, done)
         self._is_over = True
-        return saved
+        return not problem
 
     def wait(self, timeout_s: float | None = None) -> SaveResult | None:
         """Wait for the save in flight and return how it ended; None if there is nothing new, or not in time."""
@@ -287,7 +292,9 @@ class Checkpointer:
             self._hear_last()
             self._progress.enter("end")
             if self._saves is not None and self._state.step > self._resumed_step:
-                self._save_until_verified(FINAL_TRIES, or_raise=True)
+                problem = self._save_until_verified(FINAL_TRIES)
+                if problem:
+                    raise SavesKeepFailing(f"the last step is not saved: {problem}")
         self._release(mover_s=mover_s)
 
     def __enter__(self) -> Self:
@@ -395,23 +402,23 @@ class Checkpointer:
 
     # ------------------------------------------------------------ ends
 
-    def _save_until_verified(self, tries: int, *, or_raise: bool = False) -> bool:
+    def _save_until_verified(self, tries: int) -> str:
+        """Save this step and wait for it, for `final_wait_s` at most; why it is not saved, "" when it is."""
         if self._saves is None:
-            return False
-        self._saves.wait()
-        for left in reversed(range(tries)):
-            if self._agreement.from_rank_0(lambda: self._outcomes.saved_step == self._state.step):
-                return True
-            self._save(None)
-            self._saves.wait()
-            if left and self._outcomes.failures:
-                time.sleep(min(30.0, 2.0 ** (tries - left)) if self._place.rank == 0 else 0)
-        if self._agreement.from_rank_0(lambda: self._outcomes.saved_step == self._state.step):
-            return True
-        if or_raise:
-            why = self._agreement.from_rank_0(lambda: self._outcomes.error)
-            raise SavesKeepFailing(f"the last step could not be saved in {tries} tries: {why}")
-        return False
+            return "there is no run directory"
+        until = time.monotonic() + self._final_wait_s
+        for left in reversed(range(tries + 1)):
+            self._saves.wait(max(0.0, until - time.monotonic()))
+            told = self._agreement.gather((self.is_busy, self._outcomes.saved_step == self._state.step))
+            if any(is_busy for is_busy, _ in told):
+                return f"a save is still in flight after {self._final_wait_s:g} s: does the file system hang?"
+            if told[0][1]:
+                return ""
+            if left:
+                if left < tries:
+                    time.sleep(min(30.0, 2.0 ** (tries - left)))
+                self._save(None)
+        return self._agreement.from_rank_0(lambda: self._outcomes.error)
 
     def _end_diverged(self, finding: Finding) -> None:
         error = LossDiverged(finding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from trainer.losswatch import Finding
 from trainer.place import Place
 
 log = logging.getLogger("trainer.checkpoint")
+
+WITHIN_S = 20.0
 
 
 class LastWord:
@@ -52,7 +55,15 @@ class LastWord:
     def _write(self, path: Path, record: object) -> None:
         if self._place.rank != 0:
             return
-        try:
-            write_json(path, record)
-        except OSError as error:
-            log.error("%s is not written: %s", path.name, error)  # noqa: TRY400 - one line says it all
+        writer = threading.Thread(target=_write, args=(path, record), name="last-word", daemon=True)
+        writer.start()
+        writer.join(WITHIN_S)  # the file system may be what ends the training
+        if writer.is_alive():
+            log.error("%s is not written within %g s", path.name, WITHIN_S)
+
+
+def _write(path: Path, record: object) -> None:
+    try:
+        write_json(path, record)
+    except OSError as error:
+        log.error("%s is not written: %s", path.name, error)  # noqa: TRY400 - one line says it all

@@ -60,6 +60,15 @@ REPORT_INTERVAL_S = 1.0
 PROMOTION_LIMIT_S = 600.0  # a job that was queued ahead holds its nodes for so long until it is told to begin
 OWN_SILENCE_S = 1.0  # a cycle takes a tenth of this
 EXIT_TERMINATED = 128 + signal.SIGTERM
+# What a training says on purpose: starting it again in the same attempt would only bring it there once more.
+FINAL_CODES = frozenset(
+    {
+        contract.EXIT_RESUBMIT,
+        contract.EXIT_CHECKPOINT_REJECTED,
+        contract.EXIT_DIVERGED,
+        contract.EXIT_DO_NOT_RESTART,
+    }
+)
 
 _POLL_S = 0.1
 # -P as we were started: without it a user's own trainer/ in the working directory would be run instead of ours
@@ -439,6 +448,7 @@ class Launcher:
             self._failed_at is not None
             and self._restarts < self._spec.worker_restarts
             and self._outcome() is None
+            and not any(end.exit_code in FINAL_CODES for end in self._ends)
             and all(self._server.is_connected(name) for name in self._go.nodes)
         )
         if not is_curable:

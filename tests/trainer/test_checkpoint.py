@@ -420,6 +420,19 @@ def test_an_asked_exit_whose_save_fails_still_leaves(make: Callable[..., Trainin
     assert "failed" in parse(Outcome, service.outcome(3).read_bytes()).message
 
 
+def test_the_last_save_is_waited_for_within_a_bound(make: Callable[..., Training], service: RunPaths) -> None:
+    from trainer.checkpoint import SavesKeepFailing
+
+    training = make(staging="copy", final_wait_s=0.2)
+    training.steps(2)
+    with _stopped_writer(training):
+        training.checkpointer.save()
+        with pytest.raises(SavesKeepFailing, match=r"in flight after 0\.2 s"):
+            training.checkpointer.close()
+        assert not training.checkpointer.leave()
+    assert "in flight after" in parse(Outcome, service.outcome(3).read_bytes()).message
+
+
 # ---------------------------------------------------------------- cost
 
 

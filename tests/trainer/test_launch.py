@@ -396,6 +396,19 @@ def test_a_training_that_fails_once_too_often_is_not_restarted(attempt: Attempt)
     assert attempt.end().exit_code == 9
 
 
+def test_a_training_that_ends_on_purpose_is_not_restarted_in_its_attempt(attempt: Attempt) -> None:
+    """79: the loss went wrong; the workers would go on from a checkpoint that is suspect."""
+    program = """
+import os, pathlib
+started = pathlib.Path(os.environ['RIG_DIR'], 'first.' + os.environ['RANK'])
+code = 0 if started.exists() else 79
+started.touch()
+raise SystemExit(code)
+"""
+    attempt.start(program, nodes=2, worker_restarts=1)
+    assert attempt.end().exit_code == 79
+
+
 def test_an_absent_node_is_replaced_by_a_spare(attempt: Attempt) -> None:
     attempt.start("", nodes=2, allocated=3, absent="n2")
     record = attempt.end()
