@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.advice import AdviceReader
 from trainer.agreement import Agreement
-from trainer.contract import RunPaths
+from trainer.contract import RunPaths, parse_checkpoint_name
 from trainer.mover import MoverHandle, start_mover
 from trainer.place import Place
 from trainer.saving.saver import Saver, Staging
@@ -74,6 +74,13 @@ def read_advice(place: Place) -> AdviceReader | None:
     return AdviceReader(RunPaths(place.run_dir).advice(place.attempt), place.attempt)
 
 
+def _resume_step(place: Place) -> int | None:
+    if not place.is_supervised:
+        return None
+    named = parse_checkpoint_name(place.resume_from.name) if place.resume_from is not None else None
+    return named[0] if named is not None else 0
+
+
 def open_mover(place: Place) -> MoverHandle | None:
     """What copies this node's checkpoints to object storage; one on each node, where there is such storage."""
     if not place.object_url or place.run_dir is None or place.local_rank != 0:
@@ -90,6 +97,7 @@ def open_mover(place: Place) -> MoverHandle | None:
             object_url=place.object_url,
             bytes_per_s=place.upload_bytes_per_s,
             keep_last=place.object_keep_last,
+            resume_step=_resume_step(place),
             local_dir=str(place.local_dir) if place.local_dir is not None else "",
         )
     )

@@ -72,6 +72,7 @@ class MoverPlace:
     bytes_per_s: float = 0.0
     keep_last: int = 3
     local_dir: str = ""
+    resume_step: int | None = None  # where a service had this attempt begin; None: without a service
     poll_s: float = POLL_S
     first_wait_s: float = FIRST_WAIT_S
 
@@ -102,27 +103,43 @@ def _history(name: str) -> tuple[int, int]:
     return attempt, step  # an attempt that was sent back to an earlier step is newer all the same
 
 
-def choose_pending(found: Iterable[Found], uploaded: Iterable[str], *, attempt: int) -> list[str]:
+def is_of_line(name: str, *, attempt: int, resume_step: int | None) -> bool:
+    """True for a checkpoint that this attempt goes on from, or made.
+
+    A step of an earlier attempt beyond the one that the service went back to is of a course that was given up: it may
+    be as whole as any, and the loss had gone wrong.
+    """
+    made_by, step = _history(name)
+    return made_by == attempt or (made_by < attempt and (resume_step is None or step <= resume_step))
+
+
+def choose_pending(
+    found: Iterable[Found], uploaded: Iterable[str], *, attempt: int, resume_step: int | None = None
+) -> list[str]:
     """Verified checkpoints that are newer than all that were uploaded, the newest first: that one is copied next.
 
     An older one is not made up for: by the time that it is there, it is of no use.
     """
     newest = max((_history(name) for name in uploaded), default=(-1, -1))
-    names = [f.path.name for f in found if f.is_verified and f.attempt <= attempt]
+    verified = [f.path.name for f in found if f.is_verified]
+    names = [name for name in verified if is_of_line(name, attempt=attempt, resume_step=resume_step)]
     return sorted((name for name in names if _history(name) > newest), key=_history, reverse=True)
 
 
-def choose_expired(there: dict[str, bool], *, keep_last: int, attempt: int) -> list[str]:
+def choose_expired(
+    there: dict[str, bool], *, keep_last: int, attempt: int, resume_step: int | None = None
+) -> list[str]:
     """What may go in object storage: all that is older than the newest whole ones, of which at least two stay.
 
-    `there`: names, and whether each has its manifest.
+    `there`: names, and whether each has its manifest. What is not of this attempt's line neither counts nor goes.
     """
-    whole = sorted((name for name, is_whole in there.items() if is_whole), key=_history)
+    of_line = {name for name in there if is_of_line(name, attempt=attempt, resume_step=resume_step)}
+    whole = sorted((name for name in of_line if there[name]), key=_history)
     keep = max(keep_last, KEEP_AT_LEAST)
     if len(whole) < keep:
         return []
     oldest = _history(whole[-keep])
-    return sorted(name for name in there if _history(name) < oldest and _history(name)[0] <= attempt)
+    return sorted(name for name in of_line if _history(name) < oldest)
 
 
 def choose_part(manifest: Manifest, place: MoverPlace) -> tuple[ManifestFile, ...]:
@@ -204,7 +221,10 @@ class Mover:
         self._tell(uploaded=name, pending=0)
         log.info("checkpoint %s is in object storage", name)
         there = self._tiers().names()
-        for old in choose_expired(there, keep_last=self._place.keep_last, attempt=self._place.attempt):
+        place = self._place
+        for old in choose_expired(
+            there, keep_last=place.keep_last, attempt=place.attempt, resume_step=place.resume_step
+        ):
             self._tiers().remove(old)
 
     def _follow(self) -> None:
@@ -224,7 +244,7 @@ class Mover:
         uploaded = [f.path.name for f in found if self._is_noted(f.path)]
         if self._report.uploaded:
             uploaded.append(self._report.uploaded)
-        return choose_pending(found, uploaded, attempt=self._place.attempt)
+        return choose_pending(found, uploaded, attempt=self._place.attempt, resume_step=self._place.resume_step)
 
     def _is_noted(self, path: Path) -> bool:
         record = _read(ObjectRecord, path / OBJECT_NAME)

@@ -18,6 +18,7 @@ from supervisor.model import (
     AttemptEnd,
     AttemptState,
     Checkpoint,
+    CheckpointSpec,
     CheckpointState,
     Fact,
     Intent,
@@ -35,7 +36,7 @@ from supervisor.model import (
 from supervisor.store import Store
 from tests.fakes import FakeClock, FakeSlurm, Fault
 from tests.sim.standins import Disk, SimOwners, SimReadbacks, SimReader
-from trainer.contract import ExitRecord, LaunchReport
+from trainer.contract import ExitRecord, LaunchReport, attempt_environment
 
 SPEC = RunSpec(
     name="gpt",
@@ -333,6 +334,14 @@ def test_the_launcher_is_told_where_to_resume_and_how_many_nodes_train(bench: Be
     spec = render_attempt_spec(Run(spec=SPEC), one, bench.settings)
     assert spec.command == ("train.py", "--resume=/shared/runs/gpt/checkpoints/step-5.a1")
     assert (spec.nodes, spec.resume_step, spec.attempt) == (2, 5, 1)
+
+
+def test_the_training_is_told_of_the_tiers_of_its_checkpoints(bench: Bench) -> None:
+    tiers = CheckpointSpec(local_dir="$TMPDIR", object_url="s3://b/p", object_keep_last=5, upload_mb_per_s=1.5)
+    spec = render_attempt_spec(Run(spec=replace(SPEC, checkpoint=tiers)), planned(bench), bench.settings)
+    told = attempt_environment(spec, SPEC.run_dir)
+    assert (told["SUPERVISOR_LOCAL_DIR"], told["SUPERVISOR_OBJECT_URL"]) == ("$TMPDIR", "s3://b/p")
+    assert (told["SUPERVISOR_OBJECT_KEEP_LAST"], told["SUPERVISOR_UPLOAD_BYTES_PER_S"]) == ("5", "1500000")
 
 
 # ---------------------------------------------------------------- cancel

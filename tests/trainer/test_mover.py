@@ -86,6 +86,16 @@ def test_an_attempt_that_was_sent_back_to_an_earlier_step_is_newer_than_what_it_
     assert choose_expired(whole, keep_last=2, attempt=2) == ["step-80.a1"]
 
 
+def test_a_course_that_the_service_gave_up_is_neither_copied_nor_counted() -> None:
+    suspect = [_found(1000, 1), _found(1200, 1)]
+    assert choose_pending([_found(800, 1), *suspect], [], attempt=2, resume_step=800) == ["step-800.a1"]
+    assert choose_pending([*suspect, _found(850, 2)], [], attempt=2, resume_step=800) == ["step-850.a2"]
+    there = dict.fromkeys(("step-800.a1", "step-1000.a1", "step-1200.a1", "step-850.a2"), True)
+    assert choose_expired(there, keep_last=2, attempt=2, resume_step=800) == []
+    there["step-900.a2"] = True
+    assert choose_expired(there, keep_last=2, attempt=2, resume_step=800) == ["step-800.a1"]
+
+
 @given(
     there=st.dictionaries(
         st.builds(checkpoint_name, st.integers(0, 30), st.integers(1, 3)), st.booleans(), max_size=12
