@@ -26,6 +26,7 @@ from trainer.tiers import (
     describe_file,
     find_checkpoints,
     next_attempt,
+    prune,
     publish_verification,
     remove_checkpoint,
     retry_stale,
@@ -188,6 +189,16 @@ def test_only_folders_with_a_name_of_ours_are_found_in_order_of_steps(tmp_path: 
 # ---------------------------------------------------------------- what to resume from
 
 
+def test_the_link_latest_is_a_hint_that_nobody_follows(tmp_path: Path) -> None:
+    """Case CK-02: it points at what is not finished, and what it pointed at before is gone."""
+    make_checkpoint(tmp_path, 500)
+    make_checkpoint(tmp_path, 2000, complete=False)
+    (tmp_path / "latest").symlink_to("step-2000.a1")
+    chosen = choose_resume(find_checkpoints(tmp_path), attempt=2, given=None, is_supervised=False)
+    assert [path.name for path in chosen] == ["step-500.a1"]
+    assert prune(tmp_path, keep_last=2, attempt=1) == []
+
+
 def test_without_a_service_the_newest_complete_checkpoint_comes_first(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, 500)
     make_checkpoint(tmp_path, 1000, verified=False)
@@ -230,6 +241,7 @@ def _pruned(found: list[Found], keep_last: int, **options: frozenset[Path]) -> l
 
 
 def test_unfinished_and_broken_saves_do_not_push_the_only_good_one_out() -> None:
+    """Case CK-07."""
     found = [_found(1000, verified=True), *(_found(step, verified=False) for step in (2000, 3000, 4000))]
     assert _pruned(found, 2) == []
 
@@ -260,6 +272,7 @@ def test_the_last_two_verified_ones_always_stay(verified: list[bool], keep_last:
 
 
 def test_removing_a_folder_that_was_never_made_is_no_error(tmp_path: Path) -> None:
+    """Case CK-08."""
     remove_checkpoint(tmp_path / "absent")
     path = make_checkpoint(tmp_path, 5)
     remove_checkpoint(path)
