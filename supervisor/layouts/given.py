@@ -173,7 +173,8 @@ def _say_missing(place: Path, layout: str | None) -> str:
         return (
             f"{place} holds no checkpoint of the layout {layout}: {needs_of(layout) or f'{MANIFEST_NAME} is missing'}"
         )
-    is_empty = next(iter(os.scandir(place)), None) is None
+    with os.scandir(place) as entries:
+        is_empty = next(entries, None) is None
     what = "is empty" if is_empty else f"holds neither {MANIFEST_NAME} nor {METADATA_NAME}, nor anything named as one"
     return f"{place} is no checkpoint and no folder of checkpoints: it {what}"
 
