@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -60,7 +60,9 @@ def render_metadata(held: Iterable[Held], places: Iterable[Place]) -> bytes:
                 ChunkStorageMetadata(offsets=torch.Size(place.held.offsets), sizes=torch.Size(place.held.sizes))
             )
         stored[index] = _StorageInfo(one.text(place.file), place.offset, place.length)
-    metadata = Metadata(keys, planner_data=paths, storage_data=stored, version=_FORMAT_VERSION)
+    metadata = Metadata(keys, planner_data=paths, storage_data=stored)
+    if "version" in {field.name for field in fields(metadata)}:  # not in older versions of torch
+        metadata.version = _FORMAT_VERSION
     return pickle.dumps(metadata, protocol=_PROTOCOL)
 
 
