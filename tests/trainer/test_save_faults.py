@@ -8,6 +8,9 @@ each fault strikes exactly where it is meant to.
 from __future__ import annotations
 
 import errno
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 
 from tests.trainer.faults.gates import Gates, mount_gates
 from tests.trainer.faults.rig import Rig, is_running, start, verified
+from tests.trainer.folders import flip_byte
 
 pytestmark = [pytest.mark.torch, pytest.mark.mounts]
 
@@ -31,6 +35,7 @@ PHASES = {
     "the record is renamed": ("rename*", "*/VERIFIED.json", 0),
 }
 NODE = ("rank", "writer")
+QUICK_S = 1.0  # a step of the training's own takes a hundredth of it; the rest is for a busy machine
 
 
 @pytest.fixture
@@ -53,6 +58,14 @@ def hold_in(gates: Gates, rig: Rig, phase: str) -> None:
     gates.wait_held()
 
 
+def await_failures(rig: Rig, count: int) -> None:
+    rig.await_true(lambda: rig.last(0)["failures"] == count, f"{count} failures in a row are told")
+
+
+def await_saved(rig: Rig, after: int) -> None:
+    rig.await_true(lambda: (rig.last(0)["saved"] or 0) > after, f"a step after {after} is verified")
+
+
 def digests(rig: Rig, step: int) -> list[str]:
     """What each rank's state was after a step."""
     return [next(e["digest"] for e in rig.steps(rank) if e["step"] == step) for rank in range(2)]
@@ -70,7 +83,7 @@ def test_a_writer_killed_in_any_phase_costs_that_save_and_nothing_else(gates: Ga
             hold_in(gates, rig, phase)
             rig.kill(rank, ["writer"])
             gates.open()
-            rig.await_true(lambda: rig.last(0)["failures"] == 1, f"the failure is told ({phase})")
+            await_failures(rig, 1)
             assert saved in [found.step for found in verified(gates.folder)], phase
             saved = rig.save_and_wait()
             assert rig.last(0)["failures"] == 0
@@ -105,3 +118,147 @@ def test_a_save_whose_state_is_staged_outlives_its_ranks(gates: Gates, phase: st
     with training(gates, "second") as again:
         assert restored(again) == (saving, digests(rig, saving))
         assert again.save_and_wait() > saving
+
+
+# ---------------------------------------------------------------- stopped, hanging, slow
+
+
+def longest_step_s(rig: Rig, since: int) -> float:
+    return max(float(event["took_s"]) for event in rig.steps(0) if event["step"] > since)
+
+
+def test_a_writer_stopped_in_any_phase_holds_up_no_step_and_goes_on_when_it_may(gates: Gates) -> None:
+    with training(gates) as rig:
+        for phase, (_, _, rank) in PHASES.items():
+            hold_in(gates, rig, phase)
+            os.kill(rig.writer(rank), signal.SIGSTOP)
+            gates.open()
+            since = rig.await_step()
+            rig.save()
+            rig.await_step(after=since + 20)
+            assert longest_step_s(rig, since) < QUICK_S, phase
+            assert rig.last(0)["is_busy"], phase
+            os.kill(rig.writer(rank), signal.SIGCONT)
+            await_saved(rig, since)
+            assert rig.last(0)["failures"] == 0
+
+
+def test_a_writer_stopped_before_a_save_costs_at_most_a_bounded_wait(gates: Gates) -> None:
+    with training(gates) as rig:
+        saved = rig.save_and_wait()
+        os.kill(rig.writer(1), signal.SIGSTOP)
+        rig.save()
+        await_failures(rig, 1)
+        since = rig.await_step()
+        assert longest_step_s(rig, saved) < 25
+        assert rig.save_and_wait() > since
+
+
+def test_a_file_system_that_hangs_holds_up_no_step_and_the_save_is_made_when_it_answers(gates: Gates) -> None:
+    with training(gates) as rig:
+        saved = rig.save_and_wait()
+        gates.hold("*")
+        rig.save()
+        gates.wait_held()
+        since = rig.await_step()
+        rig.await_step(after=since + 20)
+        assert longest_step_s(rig, since) < QUICK_S
+        assert rig.last(0)["saved"] == saved
+        gates.open()
+        await_saved(rig, saved)
+
+
+def test_a_training_can_be_ended_while_its_file_system_hangs(gates: Gates) -> None:
+    with training(gates) as rig:
+        saved = rig.save_and_wait()
+        gates.hold("*")
+        rig.save()
+        gates.wait_held()
+        for rank in rig.ranks:
+            rank.terminate()
+        rig.await_true(lambda: not any(rank.is_alive() for rank in rig.ranks), "the ranks have ended")
+        rig.end()
+        gates.open()
+    assert verified(gates.folder)[-1].step == saved
+
+
+# ---------------------------------------------------------------- full, failing, lying
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """A file system of so many MiB."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "none", str(folder)], check=True, timeout=10)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=10)
+
+
+def warnings_of(rig: Rig, word: str) -> list[str]:
+    return [line for line in rig.text().splitlines() if word in line]
+
+
+def test_a_full_disk_costs_saves_and_a_warning_until_there_is_space_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 60) as disk, start(disk, tmp_path / "first", keep_last=2) as rig:
+        saved = [rig.save_and_wait(), rig.save_and_wait()]
+        for failures in (1, 2, 3):
+            rig.save()
+            await_failures(rig, failures)
+        assert "No space left" in rig.last(0)["error"]
+        assert [found.step for found in verified(disk)] == saved
+        assert len(warnings_of(rig, "No space left")) == 1
+        assert longest_step_s(rig, saved[-1]) < QUICK_S
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True, timeout=10)
+        assert rig.save_and_wait() > saved[-1]
+        assert rig.last(0)["failures"] == 0
+
+
+def test_a_slow_file_system_makes_saves_slow_and_no_step(gates: Gates) -> None:
+    with training(gates) as rig:
+        gates.slow("write", 0.05, "*.distcp")
+        since = rig.await_step()
+        saved = rig.save_and_wait()
+        assert rig.last(0)["step"] > saved + 10
+        assert longest_step_s(rig, since) < QUICK_S
+        assert [found.step for found in verified(gates.folder)] == [saved]
+
+
+@pytest.mark.parametrize(
+    ("operation", "pattern"),
+    [
+        ("mkdir", "*/step-*"),
+        ("write", "*/__1_0.distcp"),
+        ("fsync", "*/__0_0.distcp"),
+        ("create", "*/.metadata*"),
+        ("rename*", "*/MANIFEST.json"),
+        ("read", "*/__1_0.distcp"),
+        ("rename*", "*/VERIFIED.json"),
+    ],
+)
+def test_a_call_that_fails_costs_that_save_and_nothing_else(gates: Gates, operation: str, pattern: str) -> None:
+    with training(gates) as rig:
+        saved = rig.save_and_wait()
+        gates.refuse(operation, errno.EIO, pattern)
+        rig.save()
+        await_failures(rig, 1)
+        gates.open()
+        assert [found.step for found in verified(gates.folder)] == [saved]
+        assert rig.save_and_wait() > saved
+
+
+def test_bytes_that_changed_on_their_way_to_the_disk_are_found_and_never_believed(gates: Gates) -> None:
+    with training(gates) as rig:
+        saved = rig.save_and_wait()
+        gates.hold("fsync", "*/__1_0.distcp")
+        rig.save()
+        _, name = gates.wait_held()
+        flip_byte(gates.behind / name, 5_000_000)
+        gates.open()
+        await_failures(rig, 1)
+        assert "__1_0.distcp" in rig.last(0)["error"]
+        rig.end()
+        assert [found.step for found in verified(gates.folder)] == [saved]
+        with training(gates, "second") as again:
+            assert restored(again) == (saved, digests(rig, saved))

@@ -21,9 +21,13 @@ WITHIN_S = 30.0
 
 @dataclass(slots=True)
 class Gates:
-    """A mounted file system: `folder` is its root. Each call of its words replaces what was said before."""
+    """A mounted file system: `folder` is its root, `behind` where its bytes lie.
+
+    Each call of its words replaces what was said before.
+    """
 
     folder: Path
+    behind: Path
     server: subprocess.Popen[bytes]
     held: list[tuple[str, str]] = field(default_factory=list)
     answers: int = 0
@@ -93,7 +97,7 @@ def mount_gates(folder: Path) -> Iterator[Gates]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    gates = Gates(mounted, server)
+    gates = Gates(mounted, behind, server)
     try:
         gates._await_answer()
         yield gates
