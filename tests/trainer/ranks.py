@@ -64,12 +64,21 @@ class Ranks:
         return "\n".join(path.read_text() for path in self.output)
 
 
-def start(folder: Path, world: int, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Ranks:
-    """Start `world` ranks of the reference training; their output goes to `folder`."""
-    return _start_each(folder, [arguments] * world, environment or {})
+def start(
+    folder: Path,
+    world: int,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    node_size: int | None = None,
+) -> Ranks:
+    """Start `world` ranks of the reference training, by default all on one node; their output goes to `folder`."""
+    return _start_each(folder, [arguments] * world, environment or {}, node_size)
 
 
-def _start_each(folder: Path, arguments: Sequence[Sequence[str]], environment: Mapping[str, str]) -> Ranks:
+def _start_each(
+    folder: Path, arguments: Sequence[Sequence[str]], environment: Mapping[str, str], node_size: int | None = None
+) -> Ranks:
     world = len(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     port = _free_port()
@@ -80,8 +89,8 @@ def _start_each(folder: Path, arguments: Sequence[Sequence[str]], environment: M
         place = {
             "RANK": str(rank),
             "WORLD_SIZE": str(world),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(rank % (node_size or world)),
+            "LOCAL_WORLD_SIZE": str(node_size or world),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }

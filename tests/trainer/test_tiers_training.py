@@ -1,7 +1,8 @@
-"""The reference training with object storage behind it: copies beside it, and a restart from what only they have."""
+"""The reference training with other tiers behind the run directory, and restarts from what only they have."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.trainer.ranks import start, train
 from trainer.contract import (
     MANIFEST_NAME,
     OBJECT_NAME,
+    VERIFIED_NAME,
     AttemptSpec,
     RunPaths,
     UploadReport,
@@ -23,7 +25,7 @@ from trainer.contract import (
 from trainer.history import read_history
 from trainer.stored import find_checkpoints
 
-pytestmark = [pytest.mark.torch, pytest.mark.s3]
+pytestmark = pytest.mark.torch
 
 SMALL = ("--width=32", "--heads=2", "--layers=2", "--seq-len=32", "--warmup=5", "--log-every=1")
 
@@ -45,11 +47,37 @@ def environment(run_dir: Path, server: S3Server, attempt: int, resume_from: Path
     return {**attempt_environment(spec, run_dir), **server.environment()}
 
 
+def _cut_short(path: Path) -> None:
+    """A save whose way to the run directory was cut short."""
+    for name in (MANIFEST_NAME, VERIFIED_NAME):
+        (path / name).unlink()
+    os.truncate(path / "__1_0.distcp", 100)
+
+
+@pytest.mark.parametrize("is_node_replaced", [False, True])
+def test_workers_restarted_in_place_finish_what_is_on_their_nodes_disks(tmp_path: Path, is_node_replaced: bool) -> None:
+    run_dir, paths = tmp_path / "gpt", RunPaths(tmp_path / "gpt")
+    spec = AttemptSpec(run="gpt", attempt=1, command=(), nodes=2, local_dir=f"{tmp_path}/disk$RANK")
+    told = attempt_environment(spec, run_dir)
+    arguments = ("--steps=20", "--save-every-steps=4", "--stop-after=8", *SMALL)
+    assert start(run_dir, 2, arguments, told, node_size=1).wait() == [75, 75]
+    _cut_short(paths.checkpoint(8, 1))
+    if is_node_replaced:
+        shutil.rmtree(tmp_path / "disk1")
+
+    ranks = start(run_dir, 2, ("--steps=9", *SMALL), told, node_size=1)
+    assert ranks.wait() == [0, 0]
+    assert ("step-8.a1 was on the nodes' disks alone and is finished" in ranks.text()) is not is_node_replaced
+    assert f"resumed from step-{4 if is_node_replaced else 8}.a1" in ranks.text()
+    assert [f.step for f in find_checkpoints(paths.checkpoints()) if f.is_verified][-1] == 9
+
+
 def _damage(path: Path) -> None:
     flip_byte(path / "__1_0.distcp", 5000)
     (path / ".metadata").write_bytes(b"")
 
 
+@pytest.mark.s3
 @pytest.mark.parametrize("harm", [shutil.rmtree, _damage])
 def test_a_training_goes_on_from_object_storage_where_the_run_directory_lost_or_damaged_its_checkpoint(
     tmp_path: Path, server: S3Server, harm: Callable[[Path], None]
@@ -69,6 +97,7 @@ def test_a_training_goes_on_from_object_storage_where_the_run_directory_lost_or_
     assert sorted(read_history(run_dir, 2).losses) == list(range(1, 10))
 
 
+@pytest.mark.s3
 def test_a_training_is_not_disturbed_by_storage_that_is_away(tmp_path: Path, server: S3Server) -> None:
     server.kill()
     run_dir = tmp_path / "gpt"
