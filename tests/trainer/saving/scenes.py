@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.trainer.saving.files import describe_folder, write_files
 from trainer.saving.planning import UnsupportedState, plan_state
@@ -174,3 +175,28 @@ def _train_a_sharded_module(seed: int) -> dict[str, Any]:
         "model": {name: parameter.detach() for parameter, name in names.items()},
         "exp_avg": {names[parameter]: state["exp_avg"] for parameter, state in optimizer.state.items()},
     }
+
+
+def save_and_load_tensor_parallel(rank: int, folder: Path) -> None:
+    """A model cut by columns and rows, and sharded unevenly on top of it: back into the same, and into whole tensors."""
+    (first, whole), (second, _) = _make_tensor_parallel(seed=1), _make_tensor_parallel(seed=2)
+    write_files(folder, plan_state(first), first)
+    dist.barrier()
+    manifest = describe_folder(folder)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    load_state(folder, loaded, manifest=manifest)
+    load_state(folder, second, manifest=manifest)
+    for name, tensor in whole.items():
+        assert torch.equal(loaded[name], tensor), name
+        assert _same(second[name], first[name]), f"{name} on rank {rank}"
+
+
+def _make_tensor_parallel(seed: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """(the sharded parameters, the same ones as a whole)."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 10), torch.nn.Linear(10, 7))
+    whole = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("shards", "cuts"))
+    parallelize_module(model, mesh["cuts"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["shards"])
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, whole

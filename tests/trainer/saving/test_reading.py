@@ -40,3 +40,7 @@ def test_what_four_ranks_saved_is_loaded_by_one_process_without_a_group(saved_by
 
 def test_torch_itself_loads_what_was_saved_in_any_distribution(saved_by_four: Path) -> None:
     run_ranks(2, scenes.load_kinds_with_torch, saved_by_four, scenes.KINDS)
+
+
+def test_a_model_that_is_tensor_parallel_and_sharded_comes_back_whole(tmp_path: Path) -> None:
+    run_ranks(4, scenes.save_and_load_tensor_parallel, tmp_path)
