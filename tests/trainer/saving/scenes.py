@@ -178,7 +178,7 @@ def _train_a_sharded_module(seed: int) -> dict[str, Any]:
 
 
 def save_and_load_tensor_parallel(rank: int, folder: Path) -> None:
-    """A model cut by columns and rows, and sharded unevenly on top of it: back into the same, and into whole tensors."""
+    """A model cut by columns and rows, sharded unevenly on top: back into the same, and into whole tensors."""
     (first, whole), (second, _) = _make_tensor_parallel(seed=1), _make_tensor_parallel(seed=2)
     write_files(folder, plan_state(first), first)
     dist.barrier()
