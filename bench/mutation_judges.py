@@ -16,6 +16,7 @@ from supervisor.model import Attempt, Checkpoint, CheckpointSpec, CheckpointStat
 from supervisor.rundir_child import CheckpointCache, Notes
 from trainer import stored
 from trainer.contract import RunPaths
+from trainer.sources import SourcePlace, refuse_another_run
 
 SEEN_AT = datetime(2026, 1, 1, tzinfo=UTC)
 ENDED_AT = SEEN_AT + timedelta(minutes=1)
@@ -80,10 +81,11 @@ def _condemned(known: dict[Key, Checkpoint]) -> tuple[str, ...]:
 def ask_training(run_dir: Path) -> Answer:
     """What a training without a service would do: the newest that loads, where loading checks every byte first."""
     condemned = []
+    place = _place(run_dir)
     found = stored.find_checkpoints(run_dir / "checkpoints")
-    for path in stored.choose_resume(found, attempt=max(ATTEMPTS) + 1, given=None, is_supervised=False):
+    for path in stored.choose_resume(found, attempt=place.attempt, given=None, is_supervised=False):
         try:
-            stored.verify_checkpoint(path)
+            refuse_another_run(path, stored.verify_checkpoint(path), place)
         except stored.CheckpointRejected:
             condemned.append(path.name)
             continue
@@ -93,12 +95,17 @@ def ask_training(run_dir: Path) -> Answer:
     return Answer(resumed="", condemned=tuple(condemned))
 
 
+def _place(run_dir: Path) -> SourcePlace:
+    return SourcePlace(run_dir=run_dir, run=RUN, attempt=max(ATTEMPTS) + 1, rank=0, world=1, node_size=1)
+
+
 def ask_loader(path: Path) -> bool:
     """Whether the training's loader takes one: it compares everything before it lets anybody have a tensor."""
     from trainer.saving.reading import load_state
 
     try:
         manifest = stored.read_manifest(path)
+        refuse_another_run(path, manifest, _place(path.parents[1]))
         load_state(path, {}, manifest=manifest)
     except (stored.CheckpointRejected, stored.CheckpointUnreadable):
         return False

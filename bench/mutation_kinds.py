@@ -153,7 +153,7 @@ def lose_page(draw: Random, scene: Scene) -> str:
 def swap_pages(draw: Random, scene: Scene) -> str:
     name = draw.choice(SHARDS)
     data = bytearray(scene.read(name))
-    first, second = (place * PAGE_BYTES for place in draw.sample(range(len(data) // PAGE_BYTES), 2))
+    first, second = (place * PAGE_BYTES for place in draw.sample(range(max(2, len(data) // PAGE_BYTES)), 2))
     data[first : first + PAGE_BYTES], data[second : second + PAGE_BYTES] = (
         data[second : second + PAGE_BYTES],
         data[first : first + PAGE_BYTES],
@@ -190,9 +190,12 @@ def file_of_another_step(draw: Random, scene: Scene) -> str:
 
 
 def file_of_another_run(draw: Random, scene: Scene) -> str:
-    names = draw.choice(((SHARDS[0],), SHARDS, (*SHARDS, MANIFEST_NAME, VERIFIED_NAME)))
+    """All of it together is whole, and only its manifest says whose it is."""
+    names = draw.choice(((SHARDS[0],), SHARDS, (*CONTENT, VERIFIED_NAME)))
     for name in names:
-        scene.take(name, scene.library.checkpoint(TARGET, OTHER_RUN) / name)
+        source = scene.library.checkpoint(TARGET, OTHER_RUN) / name
+        if source.read_bytes() != scene.read(name):
+            scene.take(name, source)
     return ", ".join(names)
 
 

@@ -109,7 +109,7 @@ def _share_manifest(path: Path, place: SourcePlace, gather: Gather) -> bytes:
 def _find_manifest(path: Path, place: SourcePlace) -> tuple[str, Any]:
     try:
         data = read_manifest_bytes(path)
-        parse_manifest(path, data)
+        refuse_another_run(path, parse_manifest(path, data), place)
     except CheckpointRejected as error:
         other = _manifest_of_other_tier(path, place)
         if other is None:
@@ -119,6 +119,15 @@ def _find_manifest(path: Path, place: SourcePlace) -> tuple[str, Any]:
     except OSError as error:
         return "unreadable", (error.errno or errno.EIO, error.strerror or str(error), str(path))
     return "manifest", data
+
+
+def refuse_another_run(path: Path, manifest: Manifest, place: SourcePlace) -> None:
+    """Raise `CheckpointRejected` for another run's checkpoint among those of this one.
+
+    It is whole, so no checksum tells. One that is named from elsewhere is meant.
+    """
+    if manifest.run != place.run and path.parent == RunPaths(place.run_dir).checkpoints():
+        raise CheckpointRejected(path, [f"is of run {manifest.run}, not of {place.run}"])
 
 
 def _manifest_of_other_tier(path: Path, place: SourcePlace) -> bytes | None:
