@@ -14,7 +14,7 @@ from trainer.contract import MANIFEST_NAME, VERIFIED_NAME, Manifest, ManifestFil
 from trainer.contract import VerificationRecord as Record
 from trainer.manifest import parse_manifest, seal_manifest
 
-SHARD_BYTES = 6000
+SHARD_BYTES = 9000
 SHARDS = ("__0_0.distcp", "__1_0.distcp")
 
 

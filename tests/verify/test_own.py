@@ -86,7 +86,7 @@ def test_a_manifest_of_another_writer_needs_no_seal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("meta", "word"),
-    [(described(length=3999), "has 3999 bytes of 4000"), (described(length=6001), "6001 are needed"), (b"", "empty")],
+    [(described(length=3999), "has 3999 bytes of 4000"), (described(length=9001), "9001 are needed"), (b"", "empty")],
 )
 def test_what_is_described_and_not_there_is_refused_though_all_checksums_match(
     meta: bytes, word: str, tmp_path: Path
