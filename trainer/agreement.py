@@ -2,8 +2,7 @@
 
 Once a step each rank says a word: its loss, whether it was asked to exit or to save, whether its save is still in
 flight. The words are added up by one small all-reduce that is started in a step and awaited in the next, when it is
-long over. So what one rank is told in step k all ranks know in step k + 1, and act upon alike. Only a step that saves
-waits for the word at once.
+long over. So what one rank is told in step k all ranks know in step k + 1, and act upon alike.
 
 The group is one of its own, on gloo: the training's collectives must not be mixed up with it, nor be waited for.
 """
@@ -80,6 +79,11 @@ class Agreement:
         if work is not None:
             work.wait()
         return Agreed(step=step, loss_step=loss_step, word=Word(**dict(zip(_NAMES, told.tolist(), strict=True))))
+
+    @property
+    def is_over(self) -> bool:
+        """True when `hear` would not wait."""
+        return self._open is None or self._open[3] is None or bool(self._open[3].is_completed())
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in the order of ranks. Waits for all: for starts, ends and errors only."""

@@ -34,7 +34,7 @@ from typing import Literal, Self
 import torch
 
 from trainer import contract
-from trainer.agreement import Agreed, Agreement, LossReader, Word
+from trainer.agreement import Agreement, LossReader, Word
 from trainer.data import DataChanged, parse_skip_samples
 from trainer.lastword import LastWord
 from trainer.loaders import DataNotElastic
@@ -190,6 +190,8 @@ class Checkpointer:
     @property
     def is_busy(self) -> bool:
         """True while a save is in flight on this rank."""
+        if self._agreement.is_over:
+            self._hear()
         return self._saves is not None and self._saves.saver.is_busy
 
     def restore(self) -> Restored | None:
@@ -229,9 +231,9 @@ class Checkpointer:
         self._count(samples, tokens)
         read = self._losses.read(self._state.step, loss)
         self._progress.step_done(self._state.step, loss=self._mean, samples=self._state.samples)
+        self._hear()
         if self._saves is not None and (ended := self._saves.poll()) is not None:
             self._tell_mover(ended)
-        self._hear()
         self._raise_failures()
         if self._saves is not None and not self._saves.is_planned:
             self._saves.plan()
@@ -254,6 +256,7 @@ class Checkpointer:
         self._hear()
         if self._saves is not None:
             self._saves.wait()
+            self._saves.make_ready()
             self._save(None)
         return time.monotonic() - began
 
@@ -272,7 +275,11 @@ class Checkpointer:
         return not problem
 
     def wait(self, timeout_s: float | None = None) -> SaveResult | None:
-        """Wait for the save in flight and return how it ended; None if there is nothing new, or not in time."""
+        """Wait for the save in flight and return how it ended; None if there is nothing new, or not in time.
+
+        Every rank calls it, between two steps.
+        """
+        self._hear()
         ended = self._saves.wait(timeout_s) if self._saves is not None else None
         if ended is not None:
             self._tell_mover(ended)
@@ -328,24 +335,23 @@ class Checkpointer:
             loss=read[1] / self._place.world if read is not None else math.nan,
             exits=float(self._requests.is_exit_requested),
             saves=float(wants),
-            busy=float(self.is_busy),
+            busy=float(self._saves is not None and self._saves.saver.is_busy),
             unready=float(isinstance(problem, PlanChanged)),
             failed=float(problem is not None and not isinstance(problem, PlanChanged)),
             failures=float(self._outcomes.failures if self._place.rank == 0 else 0),
         )
         self._agreement.say(self._state.step, word, read[0] if read is not None else None)
 
-    def _hear(self) -> Agreed | None:
+    def _hear(self) -> None:
         agreed = self._agreement.hear()
         if agreed is None:
-            return None
-        if self._saves is not None:
-            self._saves.note(agreed)
+            return
         self._exits = self._exits or agreed.word.exits > 0
         self._is_owed = self._is_owed or agreed.word.saves > 0
         if agreed.loss_step is not None:
             self._judge(agreed.loss_step, agreed.word.loss)
-        return agreed
+        if self._saves is not None and not self._saves.note(agreed):
+            self._is_owed = True
 
     def _hear_last(self) -> None:
         self._hear()
@@ -371,16 +377,10 @@ class Checkpointer:
         assert self._saves is not None
         self._schedule.saved()
         self._is_owed = False
-        unsaid = [read]  # the loss is said once, however often the ranks must agree
-
-        def agree(problem: Exception | None) -> Agreed:
-            self._say(unsaid.pop() if unsaid else None, problem)
-            agreed = self._hear()
-            assert agreed is not None
-            return agreed
-
         with self._progress.phase("save"):
-            self._saves.begin(agree)
+            self._saves.begin(lambda problem: self._say(read, problem))
+        if self._agreement.is_over:  # else the next step hears it
+            self._hear()
 
     def _raise_failures(self) -> None:
         failures = self._saves.failures if self._saves is not None else 0  # what rank 0 counts: the same everywhere
@@ -408,8 +408,9 @@ class Checkpointer:
             return "there is no run directory"
         until = time.monotonic() + self._final_wait_s
         for left in reversed(range(tries + 1)):
+            self._hear()
             self._saves.wait(max(0.0, until - time.monotonic()))
-            told = self._agreement.gather((self.is_busy, self._outcomes.saved_step == self._state.step))
+            told = self._agreement.gather((self._saves.saver.is_busy, self._outcomes.saved_step == self._state.step))
             if any(is_busy for is_busy, _ in told):
                 return f"a save is still in flight after {self._final_wait_s:g} s: does the file system hang?"
             if told[0][1]:
@@ -417,12 +418,14 @@ class Checkpointer:
             if left:
                 if left < tries:
                     time.sleep(min(30.0, 2.0 ** (tries - left)))
+                self._saves.make_ready()
                 self._save(None)
         return self._agreement.from_rank_0(lambda: self._outcomes.error)
 
     def _end_diverged(self, finding: Finding) -> None:
         error = LossDiverged(finding)
         if self._saves is not None:
+            self._saves.cancel(str(error))
             self._saves.wait(LAST_SAVE_S)  # of a step before it went wrong, maybe
         spans = {step: (first, end) for step, first, end in self._spans}
         first, _ = spans.get(finding.onset_step, (0, 0))

@@ -1,4 +1,9 @@
-"""One save after another: planned once, begun by all ranks in the same step, planned anew when the state changed."""
+"""One save after another: planned once, begun by all ranks in the same step, planned anew when the state changed.
+
+A save is begun without asking the other ranks whether they are ready, and held: written, and not published. They all
+say so in that step's word (trainer.agreement). Once it is heard, rank 0 lets the save be published, or it has failed:
+for a rank whose state is not the planned one, or a loss that went wrong in this very step.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,13 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from trainer.agreement import Agreed, Agreement
 from trainer.opaque import UnsavableObject
 from trainer.outcomes import SaveOutcomes
-from trainer.saving.planning import SavePlan, plan_state
+from trainer.saving.planning import PlanChanged, SavePlan, plan_state
 from trainer.saving.saver import Saver, SaveResult
 from trainer.state import TrainState
 
@@ -31,6 +37,9 @@ class Saves:
         self._agreement = agreement
         self._outcomes = outcomes
         self._plan: SavePlan | None = None
+        self._held_step: int | None = None
+        self._void_step: int | None = None  # whose save failed for want of a plan
+        self._must_plan = False
         self._is_busy_anywhere = False
 
     @property
@@ -43,10 +52,26 @@ class Saves:
         """True unless every rank said, after the last save was begun, that its part of it has ended."""
         return self._is_busy_anywhere
 
-    def note(self, agreed: Agreed) -> None:
-        """Take up what all ranks said in a step."""
-        self._is_busy_anywhere = agreed.word.busy > 0
+    def note(self, agreed: Agreed) -> bool:
+        """Take up what all ranks said in a step; False when its save is to be made again."""
         self.failures = int(agreed.word.failures)
+        if self._held_step != agreed.step:
+            self._is_busy_anywhere = agreed.word.busy > 0
+            return True
+        self._held_step = None
+        if agreed.word.unready:
+            self._must_plan = True
+            self._void_step = agreed.step
+            return False
+        if not agreed.word.failed:
+            self.saver.confirm()
+        return True
+
+    def cancel(self, reason: str) -> None:
+        """Give up the save of this step, if there is one."""
+        if self._held_step is not None:
+            self._held_step = None
+            self.saver.cancel(reason)
 
     def plan(self) -> None:
         """Plan the saves of the state as it is, and get memory for them. Waits for all ranks.
@@ -69,49 +94,44 @@ class Saves:
                 raise UnsavableObject(f"rank {rank}: {problem}")
         _refuse_differing([digests for _, digests in answers])
         self._plan = plan_state(state, self._agreement.group)
+        self._must_plan = False
         try:
             self.saver.prepare(self._plan, self._plan.sources(state))
         except (OSError, RuntimeError) as failure:
             log.warning("memory for checkpoints is not there yet, the first save will ask again: %s", failure)
 
-    def begin(self, agree: Callable[[Exception | None], Agreed]) -> None:
+    def make_ready(self) -> None:
+        """Have the state planned as it is now, having asked all ranks; for saves that nobody makes again."""
+        _, problem = self._sources() if self._plan is not None else ([], None)
+        is_changed = self._plan is None or self._must_plan or isinstance(problem, PlanChanged)
+        if any(self._agreement.gather(is_changed)):
+            with suppress(Exception):  # it fails again in the save, and is told of there
+                self.plan()
+
+    def begin(self, say: Callable[[Exception | None], None]) -> None:
         """Begin a save, on every rank in the same step; one in flight is waited for.
 
-        `agree` tells the other ranks what keeps this one from it, and hears of all. That is the only time that a rank
-        waits for others: a state that is no longer the planned one must be planned anew by all, and a step whose loss
-        went wrong is not saved (`agree` raises).
+        `say` tells the other ranks what keeps this one from it. `note` must follow once they have all said so.
         """
-        if self._plan is None:
-            self.plan()
+        if self._plan is None or self._must_plan:
+            with suppress(Exception):
+                self.plan()
         self.wait()
         sources, problem = self._sources()
-        agreed = agree(problem)
-        if agreed.word.unready and not agreed.word.failed:
-            sources, problem = self._plan_anew()
-            agreed = agree(problem)
-        if agreed.word.unready or agreed.word.failed:
-            problems = self._agreement.gather(f"{type(problem).__name__}: {problem}" if problem is not None else "")
-            told = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text]
-            self._outcomes.fail(f"of step {self._state.step}", "; ".join(told[:3]))
-            return
-        assert self._plan is not None
+        say(problem)
         state = self._state
+        self._held_step = state.step
+        self._is_busy_anywhere = True
+        assert self._plan is not None
         self.saver.begin(
             self._plan,
-            sources,
+            sources if problem is None else problem,
             step=state.step,
             samples=state.samples,
             tokens=state.tokens,
             is_elastic=state.is_elastic,
+            is_held=True,
         )
-        self._is_busy_anywhere = True
-
-    def _plan_anew(self) -> tuple[list[Any], Exception | None]:
-        try:
-            self.plan()
-        except Exception as error:  # noqa: BLE001 - the save fails, on every rank; the training has been told at its start
-            return [], error
-        return self._sources()
 
     def _sources(self) -> tuple[list[Any], Exception | None]:
         assert self._plan is not None
@@ -122,11 +142,16 @@ class Saves:
 
     def poll(self) -> SaveResult | None:
         """The result of the save that has ended since the last call, else None; never blocks."""
-        return self._outcomes.take(self.saver.poll())
+        return self._take(self.saver.poll())
 
     def wait(self, timeout_s: float | None = None) -> SaveResult | None:
         """Wait for the save in flight and return its result; None if there is nothing new, or not in time."""
-        return self._outcomes.take(self.saver.wait(timeout_s))
+        return self._take(self.saver.wait(timeout_s))
+
+    def _take(self, result: SaveResult | None) -> SaveResult | None:
+        if result is not None and result.step == self._void_step and not result.is_complete:
+            return None  # it is made again
+        return self._outcomes.take(result)
 
     def close(self) -> None:
         """End the writer; a save in flight is given up."""

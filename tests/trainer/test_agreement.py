@@ -24,6 +24,7 @@ def _work(folder: Path) -> dict[str, Any]:
         "save asked of rank 1": _ask_rank_1_to_save(folder / "asked"),
         "exit asked of rank 1": _ask_rank_1_to_exit(folder / "exit"),
         "one rank's new state": _change_one_ranks_state(folder / "changed"),
+        "one rank's new state when a save is due": _change_at_a_save(folder / "due"),
         "one rank's bad object": _spoil_one_rank(folder / "spoilt"),
         "different objects": _differ(folder / "differ"),
         "nan on rank 1": _diverge(folder / "nan"),
@@ -98,12 +99,29 @@ def _change_one_ranks_state(folder: Path) -> tuple[Any, ...]:
     return (result.step, result.is_verified, result.error)
 
 
+def _change_at_a_save(folder: Path) -> tuple[list[tuple[int, bool]], str]:
+    import torch
+
+    training = _make(folder, every_steps=3)
+    training.steps(2)
+    if training.rank == 1:
+        training.drawer.state_dict = lambda: {"draws": [1] * 9, "last": torch.ones(3, 3)}
+    training.steps(1)
+    training.checkpointer.wait()
+    training.steps(2)
+    training.checkpointer.wait()
+    error = training.checkpointer._outcomes.error
+    training.checkpointer.close(saves=False)
+    return [(found.step, found.is_verified) for found in find_checkpoints(folder / "checkpoints")], error
+
+
 def _spoil_one_rank(folder: Path) -> tuple[bool, str, list[int]]:
     training = _make(folder)
     training.step()
     if training.rank == 1:
         training.drawer.state_dict = lambda: {"callback": print}
     training.checkpointer.save()
+    training.checkpointer.wait()
     goes_on = not training.step()
     training.checkpointer.close(saves=False)
     steps = [found.step for found in find_checkpoints(folder / "checkpoints")]
@@ -147,6 +165,7 @@ def test_what_one_rank_is_told_both_act_upon(tmp_path: Path) -> None:
         assert seen["save asked of rank 1"] == [3]
         assert seen["exit asked of rank 1"] == [False, True]
         assert seen["one rank's new state"] == (2, True, "")
+        assert seen["one rank's new state when a save is due"] == ([(5, True)], "")
         goes_on, error, steps = seen["one rank's bad object"]
         assert goes_on
         assert error.startswith("rank 1: UnsavableObject: the state of per_rank 'drawer'")

@@ -185,6 +185,7 @@ class Training:
         self.record = Record()
         for _ in range(count):
             self.step()
+        self.checkpointer._hear()  # the mean of the last step
         self.record.end = self.digest()
         return self.record
 

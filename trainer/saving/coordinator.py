@@ -2,7 +2,7 @@
 
 A save goes on only when every rank has staged its bytes, is COMPLETE only when every file is durable, and VERIFIED only
 when every file was read back by another node's rank. The first failure ends it for all. What is said about a save that
-has ended is answered with how it ended.
+has ended is answered with how it ended. A save that is held is published only when rank 0 has confirmed it.
 """
 
 from __future__ import annotations
@@ -78,11 +78,16 @@ class _Save:
     checked: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     nearby: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)  # on the nodes' own disks
     manifest: str = ""
+    is_confirmed: bool = False
     is_opening: bool = False
     is_describing: bool = False
     is_publishing: bool = False
     is_published: bool = False
     is_vouching: bool = False
+
+    @property
+    def may_publish(self) -> bool:
+        return self.is_confirmed or not self.request.get("is_held", False)
 
 
 class Coordinator:
@@ -105,8 +110,14 @@ class Coordinator:
                 return self._staged(save_id, save, rank, message)
             case "opened":
                 return self._opened(save_id, message)
+            case "confirm":
+                save.is_confirmed = True
+                return [*self._describe_if_ready(save_id, save), *self._publish_if_ready(save_id, save)]
+            case "orphaned" if not save.may_publish:
+                return self._fail(save_id, save, "rank 0: it ended before the ranks had agreed on the step")
             case "nearby":
-                return self._nearby(save_id, save, rank, message)
+                save.nearby[rank] = list(message["files"])
+                return self._describe_if_ready(save_id, save)
             case "described":
                 save.manifest = str(message["manifest"])
                 told = {"kind": "nearby", "save": save_id, "manifest": save.manifest}
@@ -158,16 +169,15 @@ class Coordinator:
         save.sealed[rank] = list(message["files"])
         return [self._tell_reader(save_id, rank, message), *self._publish_if_ready(save_id, save)]
 
-    def _nearby(self, save_id: str, save: _Save, rank: int, message: Mapping[str, Any]) -> list[Action]:
-        save.nearby[rank] = list(message["files"])
-        if len(save.nearby) < self._world or save.is_describing or save.is_publishing:
+    def _describe_if_ready(self, save_id: str, save: _Save) -> list[Action]:
+        if len(save.nearby) < self._world or save.is_describing or save.is_publishing or not save.may_publish:
             return []
         save.is_describing = True
         return [Describe(save=save_id, request=save.request, files=_all_files(save.nearby))]
 
     def _publish_if_ready(self, save_id: str, save: _Save) -> list[Action]:
         is_described = bool(save.manifest) or not save.is_describing  # both tiers have the same manifest
-        if len(save.sealed) < self._world or save.is_publishing or not is_described:
+        if len(save.sealed) < self._world or save.is_publishing or not is_described or not save.may_publish:
             return []
         save.is_publishing = True
         files = _all_files(save.sealed)

@@ -200,18 +200,20 @@ class Saver:
     def begin(
         self,
         plan: Plan,
-        sources: Sequence[Source],
+        sources: Sequence[Source] | Exception,
         *,
         step: int,
         samples: int,
         tokens: int | None = None,
         is_elastic: bool = True,
+        is_held: bool = False,
         libraries: Mapping[str, str] | None = None,
     ) -> float:
         """Begin a save of the sources as they are now; returns the seconds that the caller was blocked.
 
-        They may be changed as soon as it returns. Raises `SaveInFlight` and nothing else for a save that fails: its
-        result says why, on every rank.
+        They may be changed as soon as it returns. An exception in their place says that this rank has nothing to
+        save: it fails then. With `is_held` everything is written, and published once rank 0 calls `confirm`. Raises
+        `SaveInFlight` and nothing else for a save that fails: its result says why, on every rank.
         """
         began = time.monotonic()
         self._hear()
@@ -225,17 +227,36 @@ class Saver:
             "samples": samples,
             "tokens": tokens,
             "is_elastic": is_elastic,
+            "is_held": is_held,
             "libraries": dict(libraries) if libraries is not None else read_versions(),
             "in_use": self._in_use,
         }
         try:
-            self._stage(plan, sources, request, current)
+            if isinstance(sources, Exception):
+                self._refuse(current, f"{type(sources).__name__}: {sources}")
+            else:
+                self._stage(plan, sources, request, current)
         except LinkLost as error:
             self._writer_gone(str(error))
         except (OSError, RuntimeError, ValueError, MemoryError) as error:
             self._refuse(current, f"{type(error).__name__}: {error}")
         current.blocking_s = time.monotonic() - began
         return current.blocking_s
+
+    def confirm(self) -> None:
+        """Let a save that is held be published; only rank 0's word counts."""
+        self._tell_of_current({"kind": "confirm"})
+
+    def cancel(self, reason: str) -> None:
+        """Give up a save that is held; its result carries the reason, on every rank."""
+        self._tell_of_current({"kind": "refuse", "error": reason})
+
+    def _tell_of_current(self, message: Mapping[str, Any]) -> None:
+        if self._rank == 0 and self._current is not None and self._writer is not None:
+            try:
+                self._writer.send({**message, "save": self._current.save})
+            except LinkLost as error:
+                self._writer_gone(str(error))
 
     def poll(self) -> SaveResult | None:
         """The result of the save that has ended since the last call, else None; never blocks."""

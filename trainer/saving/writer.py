@@ -136,6 +136,8 @@ class Writer:
         if self._job is not None and not self._job.is_staged:
             self._report({"kind": "failed", "save": self._job.save, "error": "it ended before its state was staged"})
             self._job.end({"kind": "ended"})
+        elif self._job is not None and self._hub is not None:
+            self._hub.handle(0, {"kind": "orphaned", "save": self._job.save})
 
     def _tell_rank(self, message: Message) -> None:
         if self._rank_link is None:
@@ -159,6 +161,8 @@ class Writer:
                 self._job.fill()
             case "refuse":
                 self._report({"kind": "failed", "save": message["save"], "error": message["error"]})
+            case "confirm":
+                self._report(message)
 
     def _prepare(self, message: Message) -> None:
         assert self._rank_link is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.saving.coordinator import Action, Coordinator, Discard, Open, Publish, Tell, Vouch
+from trainer.saving.coordinator import Action, Coordinator, Describe, Discard, Open, Publish, Tell, Vouch
 
 SAVE = "7.1"
 REQUEST = {"step": 7}
@@ -147,3 +147,44 @@ def test_a_lost_writer_that_had_done_its_part_ends_nothing() -> None:
     coordinator = _published(2)
     _say(coordinator, 1, "checked", bad=[], unknown=[])
     assert coordinator.lose(1) == []
+
+
+# ---------------------------------------------------------------- held
+
+
+def _held(world: int) -> Coordinator:
+    """A save whose files are durable, and which waits for rank 0's word."""
+    coordinator = Coordinator(world=world, node_size=1)
+    for rank in range(world):
+        _say(coordinator, rank, "staged", request={**REQUEST, "is_held": True})
+    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    actions = [a for rank in range(world) for a in _say(coordinator, rank, "nearby", files=[{"path": f"f{rank}"}])]
+    assert not any(isinstance(action, Publish | Describe) for action in [*actions, *_seal_all(coordinator, world)])
+    return coordinator
+
+
+def test_a_save_that_is_held_is_published_nowhere_before_it_is_confirmed() -> None:
+    coordinator = _held(2)
+    assert [type(action) for action in _say(coordinator, 0, "confirm")] == [Describe]
+    described = _say(coordinator, 0, "described", manifest="{}")
+    assert [type(action) for action in described if not isinstance(action, Tell)] == [Publish]
+
+
+def test_a_confirmation_may_come_first() -> None:
+    coordinator = Coordinator(world=1, node_size=1)
+    assert _say(coordinator, 0, "confirm") == []
+    _say(coordinator, 0, "staged", request={**REQUEST, "is_held": True})
+    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    assert any(isinstance(action, Publish) for action in _seal_all(coordinator, 1))
+
+
+def test_a_save_that_is_held_when_its_rank_goes_is_given_up() -> None:
+    actions = _say(_held(2), 0, "orphaned")
+    assert set(_ends(actions)) == {0, 1}
+    assert any(isinstance(action, Discard) for action in actions)
+
+
+def test_a_save_that_is_confirmed_outlives_its_rank() -> None:
+    coordinator = _held(2)
+    _say(coordinator, 0, "confirm")
+    assert _say(coordinator, 0, "orphaned") == []
