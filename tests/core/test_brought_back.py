@@ -6,8 +6,22 @@ from datetime import datetime
 from typing import Any
 
 from supervisor.core.checkpoints import find_brought_back
-from supervisor.model import Checkpoint, CheckpointState
-from tests.core.builders import NOW, ago, checkpoint, checkpoint_view, over
+from supervisor.model import Checkpoint, CheckpointState, IntentKind
+from tests.core.builders import (
+    NOW,
+    ago,
+    attempts_in,
+    checkpoint,
+    checkpoint_view,
+    checkpoints_in,
+    intents_of,
+    over,
+    plan_for,
+    run,
+    snapshot,
+    view,
+    world,
+)
 
 LOST = checkpoint(100, state=CheckpointState.CORRUPT, detail="gone from disk")
 
@@ -46,3 +60,11 @@ def test_what_was_fenced_or_pruned_does_not_come_back() -> None:
 def test_one_that_does_not_load_stays_refused_however_whole_it_is() -> None:
     unloadable = checkpoint(100, state=CheckpointState.CORRUPT, load_failures=2)
     assert brought_back(released_at=ago(10), known=unloadable) == []
+
+
+def test_a_released_run_has_what_was_brought_back_read_before_it_goes_on() -> None:
+    seen = snapshot(view=view(checkpoints=(checkpoint_view(100),)))
+    plan = plan_for(world(over(1, over_at=ago(100)), of=run(released_at=ago(10)), checkpoints=[LOST]), seen)
+    assert checkpoints_in(plan)[100, 1].state is CheckpointState.COMPLETE
+    assert [intent.step for intent in intents_of(plan, IntentKind.VERIFY)] == [100]
+    assert attempts_in(plan) == {}
