@@ -168,6 +168,20 @@ def test_a_file_system_that_hangs_holds_up_no_step_and_the_save_is_made_when_it_
         await_saved(rig, saved)
 
 
+@pytest.mark.parametrize("ending", ["leave", "finish"])
+def test_the_last_save_waits_for_a_hanging_file_system_so_long_and_no_longer(gates: Gates, ending: str) -> None:
+    with training(gates, final_wait_s=2) as rig:
+        saved = rig.save_and_wait()
+        gates.hold("*", "checkpoints*")
+        getattr(rig, ending)()
+        rig.await_true(lambda: not any(rank.is_alive() for rank in rig.ranks), "the ranks have ended", 40)
+        assert rig.last(0, "closed")["took_s"] < 30
+        assert rig.ranks[0].exitcode == (75 if ending == "leave" else 1)
+        rig.end()
+        gates.open()
+    assert verified(gates.folder)[-1].step == saved
+
+
 def test_a_training_can_be_ended_while_its_file_system_hangs(gates: Gates) -> None:
     with training(gates) as rig:
         saved = rig.save_and_wait()

@@ -35,6 +35,8 @@ _NAMES = {
     1: "lookup",
     3: "getattr",
     4: "setattr",
+    5: "readlink",
+    6: "symlink",
     9: "mkdir",
     10: "unlink",
     11: "rmdir",
@@ -55,6 +57,7 @@ _NAMES = {
     45: "rename2",
 }
 _INTERRUPT = 36
+_CLOSING = frozenset({"flush", "release", "releasedir"})  # of a process that ends: could not be interrupted any more
 _UNANSWERED = frozenset({2, 42})  # forget, batch_forget
 
 
@@ -151,7 +154,16 @@ class GatedFs:
             self._reply(request, -errno.EINTR)
 
     def _name(self, operation: str, node: int, body: bytes) -> str:
-        skipped = {"lookup": 0, "unlink": 0, "rmdir": 0, "mkdir": 8, "rename": 8, "rename2": 16, "create": 16}
+        skipped = {
+            "lookup": 0,
+            "symlink": 0,
+            "unlink": 0,
+            "rmdir": 0,
+            "mkdir": 8,
+            "rename": 8,
+            "rename2": 16,
+            "create": 16,
+        }
         path = self.paths.get(node, "")
         if operation not in skipped:
             return path
@@ -161,7 +173,7 @@ class GatedFs:
 
     def _dispatch(self, request: Request) -> None:
         rule = next((rule for rule in self.rules if rule.matches(request.operation, request.name)), None)
-        if rule is None:
+        if rule is None or request.operation in _CLOSING:
             self._answer(request)
         elif rule.held:
             self.held.append(request)
@@ -226,6 +238,13 @@ class GatedFs:
     def _mkdir_call(self, request: Request) -> bytes:
         self._path(request.name).mkdir()
         return self._entry(request.name)
+
+    def _symlink_call(self, request: Request) -> bytes:
+        self._path(request.name).symlink_to(request.body.split(b"\0")[1].decode())
+        return self._entry(request.name)
+
+    def _readlink_call(self, request: Request) -> bytes:
+        return bytes(self._path(request.name).readlink())
 
     def _unlink_call(self, request: Request) -> bytes:
         self._path(request.name).unlink()
@@ -298,7 +317,7 @@ class GatedFs:
         found = b""
         for number, entry in enumerate(_list(self._path(request.name))):
             raw = entry.name.encode()
-            kind = 4 if entry.is_dir() else 8
+            kind = 4 if entry.is_dir(follow_symlinks=False) else 10 if entry.is_symlink() else 8
             record = struct.pack("<QQII", entry.inode(), number + 1, len(raw), kind) + raw
             record += bytes(-len(record) % 8)
             if number >= offset and len(found) + len(record) <= size:

@@ -52,6 +52,10 @@ class Rig:
         """Ask for a save and an exit."""
         self._signal_rank(0, signal.SIGUSR1)
 
+    def finish(self) -> None:
+        """Say that it has trained enough."""
+        (self.events_dir / "finish").touch()
+
     def writer(self, rank: int) -> int:
         """The process that writes for a rank."""
         return int(self.last(rank)["writer"])

@@ -1,6 +1,6 @@
 """A small sharded training that tells what it does, step by step, in a file of events for each rank. Needs torch.
 
-It steps until it is told to stop by SIGUSR1 and saves when SIGUSR2 says so; nothing else makes it save.
+It saves when SIGUSR2 says so, and steps until SIGUSR1 tells it to leave or a file `finish` says that it is done.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,7 @@ import xxhash
 from torch.distributed.fsdp import fully_shard
 
 from trainer.checkpoint import Checkpointer
+from trainer.contract import EXIT_FINISHED, EXIT_RESUBMIT
 from trainer.progress import ProgressWriter
 
 _WIDTH, _LAYERS = 768, 3  # 7 MB of weights and 14 MB of moments: large enough to be protected rather than copied
@@ -34,13 +36,18 @@ def train(rank: int, world: int, port: int, run_dir: str, events: str, options: 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s", force=True)
     model, optimizer = _build()
     with (Path(events) / f"rank{rank}.jsonl").open("a", buffering=1) as stream:
-        _train(stream, model, optimizer, Path(run_dir), options)
-    os._exit(75)
+        code = _train(stream, model, optimizer, Path(run_dir), Path(events) / "finish", options)
+    sys.exit(code)
 
 
 def _train(
-    stream: IO[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer, run_dir: Path, options: dict[str, Any]
-) -> None:
+    stream: IO[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run_dir: Path,
+    finish: Path,
+    options: dict[str, Any],
+) -> int:
     progress = ProgressWriter(run_dir / "progress" / "a1.json" if dist.get_rank() == 0 else None, 1)
     checkpointer = Checkpointer(
         model=model, optimizer=optimizer, run_dir=run_dir, every_s=0, progress=progress, **options
@@ -48,7 +55,7 @@ def _train(
     restored = checkpointer.restore()
     _tell(stream, kind="restored", step=restored.step if restored else 0, digest=_digest(model, optimizer))
     is_over, saving, was_busy = False, 0, False
-    while not is_over:
+    while not is_over and not _is_finished(finish):
         time.sleep(_STEP_S)
         batch = torch.randn(4, _WIDTH)
         model(batch).pow(2).mean().backward()
@@ -78,9 +85,18 @@ def _train(
             saved=progress.record.saved_step,
         )
     began = time.monotonic()
-    checkpointer.close()
-    progress.close()
-    _tell(stream, kind="closed", took_s=time.monotonic() - began)
+    try:
+        checkpointer.close()
+        progress.close()
+    finally:
+        _tell(stream, kind="closed", took_s=time.monotonic() - began)
+    return EXIT_RESUBMIT if is_over else EXIT_FINISHED
+
+
+def _is_finished(finish: Path) -> bool:
+    told = torch.tensor(float(finish.exists()) if dist.get_rank() == 0 else 0.0)
+    dist.all_reduce(told)
+    return bool(told.item())
 
 
 def _build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
