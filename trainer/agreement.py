@@ -106,35 +106,3 @@ class Agreement:
         if error is not None:
             raise error
         return made  # type: ignore[no-any-return]
-
-
-class LossReader:
-    """Reads losses without holding up a GPU: one that is there is copied aside, and read in the step after."""
-
-    def __init__(self) -> None:
-        self._waiting: tuple[int, torch.Tensor, Any] | None = None
-
-    def read(self, step: int, loss: torch.Tensor | float | None) -> tuple[int, float] | None:
-        """The newest loss that can be read without waiting, with its step: this step's, or on a GPU the last one's."""
-        ready = self.take()
-        if loss is None:
-            return ready
-        if not isinstance(loss, torch.Tensor):
-            return step, float(loss)
-        if loss.device.type == "cpu":
-            return step, float(loss.detach())
-        aside = torch.empty((), dtype=torch.float64, pin_memory=True)
-        aside.copy_(loss.detach().double().reshape(()), non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._waiting = (step, aside, event)
-        return ready
-
-    def take(self) -> tuple[int, float] | None:
-        """The loss that has not been read yet, waited for; None when there is none."""
-        if self._waiting is None:
-            return None
-        step, aside, event = self._waiting
-        self._waiting = None
-        event.synchronize()
-        return step, float(aside)

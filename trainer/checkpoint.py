@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -34,11 +33,11 @@ from typing import Literal, Self
 import torch
 
 from trainer import contract
-from trainer.agreement import Agreement, LossReader, Word
+from trainer.agreement import Agreement, Word
 from trainer.data import DataChanged, parse_skip_samples
 from trainer.lastword import LastWord
 from trainer.loaders import DataNotElastic
-from trainer.losswatch import Finding, LossPolicy, LossWatch
+from trainer.losswatch import Finding, LossPolicy
 from trainer.outcomes import SaveOutcomes
 from trainer.place import Place, read_place
 from trainer.progress import ProgressWriter
@@ -50,6 +49,8 @@ from trainer.signals import SaveRequests
 from trainer.state import Stateful, StateMismatch, TrainState
 from trainer.stored import CheckpointRejected, CheckpointUnreadable
 from trainer.surroundings import make_schedule, open_mover, open_saver, progress_path, read_advice, settle
+from trainer.watching import LossDiverged, LossJudge, LossReader
+from trainer.wishes import Wishes
 
 __all__ = [
     "CheckpointRejected",
@@ -70,7 +71,6 @@ log = logging.getLogger("trainer.checkpoint")
 
 _DEFAULT_MAX_FAILURES = {True: 0, False: 5}  # under a service never: it tells someone long before
 FINAL_TRIES = 5
-SPANS_KEPT = 1024  # steps whose samples are known, for what a divergence may reach back
 FINAL_UPLOAD_S = 600.0  # for the copy of the last checkpoint to object storage
 LAST_SAVE_S = 120.0  # for the save in flight when the loss went wrong
 
@@ -81,15 +81,6 @@ class SaveFailed(RuntimeError):
 
 class SavesKeepFailing(SaveFailed):
     """So many saves in a row failed that going on would only lose more work."""
-
-
-class LossDiverged(RuntimeError):
-    """The loss went wrong; `finding` says how and since when. Exit with 79."""
-
-    def __init__(self, finding: Finding) -> None:
-        self.finding = finding
-        what = "is not a finite number" if finding.kind == "nan" else f"is a spike (score {finding.score or 0:.1f})"
-        super().__init__(f"the loss {what} since step {finding.onset_step}: {finding.loss} at step {finding.step}")
 
 
 class Checkpointer:
@@ -133,13 +124,15 @@ class Checkpointer:
         self._agreement = Agreement()
         self._place = place = settle(read_place(run_dir=run_dir), self._agreement)
         self._last_word = LastWord(place)
+        self._losses = LossReader()
+        self._judge = LossJudge(loss_policy or place.loss_policy, on_loss)
         self._state = TrainState(
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
             scaler=scaler,
             data=data,
-            extra=extra or {},
+            extra={**(extra or {}), "loss watch": self._judge},
             per_rank=per_rank or {},
             seed=seed,
             rank=place.rank,
@@ -149,22 +142,18 @@ class Checkpointer:
         self._progress = progress or ProgressWriter(progress_path(place), place.attempt, final_step=final_step)
         self._own_requests = requests is None
         self._requests = requests or SaveRequests()
-        self._schedule, self._takes_interval = make_schedule(place, every_s, every_steps)
+        schedule, takes_interval = make_schedule(place, every_s, every_steps)
+        self._wishes = Wishes(
+            schedule, self._requests, read_advice(place), takes_interval=takes_interval, has_clock=place.rank == 0
+        )
         self._waits = when_busy == "wait"
         self._raises = on_failure == "raise"
         self._final_wait_s = final_wait_s
         self._max_failures = _DEFAULT_MAX_FAILURES[place.is_supervised] if max_failures is None else max_failures
-        self._watch = LossWatch(policy=loss_policy or place.loss_policy)
-        self._losses = LossReader()
-        self._on_loss = on_loss
-        self._mean: float | None = None
-        self._spans: deque[tuple[int, int, int]] = deque(maxlen=SPANS_KEPT)  # step, first sample, end
         self._outcomes = SaveOutcomes(self._progress, is_speaker=place.rank == 0)
         saver = open_saver(place, self._agreement, keep_last=keep_last, staging=staging)
         self._saves = Saves(self._state, saver, self._agreement, self._outcomes) if saver is not None else None
-        self._advice = read_advice(place)
         self._mover = open_mover(place)
-        self._requests_seen = [0, 0]  # by signal, by advice: what has been said to the other ranks
         self._is_owed = self._exits = self._is_over = False
         self._resumed_step = 0
         if not self._state.is_elastic:
@@ -230,7 +219,7 @@ class Checkpointer:
         """
         self._count(samples, tokens)
         read = self._losses.read(self._state.step, loss)
-        self._progress.step_done(self._state.step, loss=self._mean, samples=self._state.samples)
+        self._progress.step_done(self._state.step, loss=self._judge.mean, samples=self._state.samples)
         self._hear()
         if self._saves is not None and (ended := self._saves.poll()) is not None:
             self._tell_mover(ended)
@@ -324,17 +313,13 @@ class Checkpointer:
         state.samples = position if samples is None and position is not None else first + (samples or 0)
         if tokens is not None:
             state.tokens = (state.tokens or 0) + tokens
-        self._spans.append((state.step, first, state.samples))
+        self._judge.count(state.step, first, state.samples)
 
     def _say(self, read: tuple[int, float] | None, problem: Exception | None = None) -> None:
-        asked = [self._requests.saves, self._advised_saves()]
-        is_due = self._place.rank == 0 and self._schedule.is_due_by_time()
-        wants = is_due or asked != self._requests_seen
-        self._requests_seen = asked
         word = Word(
             loss=read[1] / self._place.world if read is not None else math.nan,
-            exits=float(self._requests.is_exit_requested),
-            saves=float(wants),
+            exits=float(self._wishes.is_exit_wanted),
+            saves=float(self._wishes.take()),
             busy=float(self._saves is not None and self._saves.saver.is_busy),
             unready=float(isinstance(problem, PlanChanged)),
             failed=float(problem is not None and not isinstance(problem, PlanChanged)),
@@ -349,7 +334,9 @@ class Checkpointer:
         self._exits = self._exits or agreed.word.exits > 0
         self._is_owed = self._is_owed or agreed.word.saves > 0
         if agreed.loss_step is not None:
-            self._judge(agreed.loss_step, agreed.word.loss)
+            finding = self._judge.hear(agreed.loss_step, agreed.word.loss)
+            if finding is not None:
+                self._end_diverged(finding)
         if self._saves is not None and not self._saves.note(agreed):
             self._is_owed = True
 
@@ -359,23 +346,15 @@ class Checkpointer:
             self._say(read)
             self._hear()
 
-    def _judge(self, step: int, mean: float) -> None:
-        self._mean = mean if math.isfinite(mean) else None
-        if self._on_loss is not None:
-            self._on_loss(step, mean)
-        self._watch, finding = self._watch.observe(step, mean)
-        if finding is not None:
-            self._end_diverged(finding)
-
     def _wants_save(self) -> bool:
         if self._saves is None:
             return False
-        self._is_owed = self._is_owed or self._schedule.is_due_by_step(self._state.step)
+        self._is_owed = self._is_owed or self._wishes.schedule.is_due_by_step(self._state.step)
         return self._is_owed and (self._waits or not self._saves.is_busy_anywhere)
 
     def _save(self, read: tuple[int, float] | None) -> None:
         assert self._saves is not None
-        self._schedule.saved()
+        self._wishes.schedule.saved()
         self._is_owed = False
         with self._progress.phase("save"):
             self._saves.begin(lambda problem: self._say(read, problem))
@@ -390,15 +369,6 @@ class Checkpointer:
         if self._max_failures and failures >= self._max_failures:
             raise SavesKeepFailing(f"the last {failures} saves failed, the newest with: {why}")
         raise SaveFailed(why)
-
-    def _advised_saves(self) -> int:
-        advice = self._advice.latest if self._advice is not None else None
-        if advice is None:
-            return 0
-        if self._takes_interval and advice.checkpoint_every_s != self._schedule.every_s:
-            log.info("a checkpoint every %g s, as advised", advice.checkpoint_every_s)
-            self._schedule.retime(advice.checkpoint_every_s)
-        return advice.save_requests
 
     # ------------------------------------------------------------ ends
 
@@ -427,9 +397,8 @@ class Checkpointer:
         if self._saves is not None:
             self._saves.cancel(str(error))
             self._saves.wait(LAST_SAVE_S)  # of a step before it went wrong, maybe
-        spans = {step: (first, end) for step, first, end in self._spans}
-        first, _ = spans.get(finding.onset_step, (0, 0))
-        self._last_word.diverged(finding, first_sample=first, end_sample=spans.get(finding.step, (0, 0))[1])
+        first, end = self._judge.samples_since(finding)
+        self._last_word.diverged(finding, first_sample=first, end_sample=end)
         self._last_word.leave(contract.EXIT_DIVERGED, str(error))
         self._is_over = True
         raise error
@@ -453,8 +422,7 @@ class Checkpointer:
             self._saves.close()
         if self._mover is not None and not self._mover.close(mover_s) and mover_s:
             log.warning("the newest checkpoint is not in object storage yet: the next attempt goes on copying")
-        if self._advice is not None:
-            self._advice.close()
+        self._wishes.close()
         if self._own_requests:
             self._requests.restore()
         if self._own_progress:

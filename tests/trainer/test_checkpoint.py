@@ -325,7 +325,7 @@ def test_advice_changes_the_interval_and_asks_for_saves(
     _advise(training, service, Advice(attempt=3, seq=1, checkpoint_every_s=60.0, save_requests=1))
     training.steps(2)
     training.checkpointer.wait()
-    assert training.checkpointer._schedule.every_s == 60.0
+    assert training.checkpointer._wishes.schedule.every_s == 60.0
     assert _saved(service.run_dir) == [(3, True)]
     training.steps(3)
     assert [step for step, _ in _saved(service.run_dir)] == [3]
@@ -333,7 +333,7 @@ def test_advice_changes_the_interval_and_asks_for_saves(
 
 def _advise(training: Training, paths: RunPaths, advice: Advice) -> None:
     write_json(paths.advice(3), advice)
-    reader = training.checkpointer._advice
+    reader = training.checkpointer._wishes._advice
     assert reader is not None
     reader.look()
     assert reader.latest == advice
@@ -343,7 +343,7 @@ def test_an_interval_that_the_script_chose_stays(make: Callable[..., Training], 
     training = make(every_s=900.0)
     _advise(training, service, Advice(attempt=3, seq=1, checkpoint_every_s=60.0))
     training.steps(1)
-    assert training.checkpointer._schedule.every_s == 900.0
+    assert training.checkpointer._wishes.schedule.every_s == 900.0
 
 
 def test_advice_for_another_attempt_and_damaged_advice_are_no_advice(tmp_path: Path) -> None:
@@ -390,6 +390,22 @@ def test_spikes_are_judged_as_the_environment_says(
         _feed(training, [50.0] * 5)
     found = parse(Divergence, service.divergence(3).read_bytes())
     assert (found.kind, found.onset_step, found.loss) == ("spike", 41, 50.0)
+
+
+def test_a_spike_just_after_a_restart_is_measured_by_the_losses_before_it(
+    make: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer.checkpoint import LossDiverged
+
+    monkeypatch.setenv(contract.ENV_SPIKE_SCORE, "20")
+    training = make()
+    _feed(training, [2.0 + step % 3 / 10 for step in range(40)])
+    training.checkpointer.save()
+    training.checkpointer.wait()
+    resumed = make()
+    assert resumed.checkpointer.restore() is not None
+    with pytest.raises(LossDiverged, match="since step 41"):
+        _feed(resumed, [50.0] * 5)
 
 
 def _feed(training: Training, losses: list[float]) -> None:
