@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import enum
 import errno
+import io
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -58,6 +60,10 @@ class CheckpointRejected(Exception):
         super().__init__(f"checkpoint {path} is rejected: {'; '.join(self.problems)}")
 
 
+class NotRegular(Exception):
+    """A pipe, a folder or a device has the name of a file: reading it could take for ever."""
+
+
 class CheckpointUnreadable(OSError):
     """A checkpoint could not be read now; this says nothing about its content."""
 
@@ -101,13 +107,27 @@ def checksum_file(path: Path, *, from_storage: bool = False) -> tuple[int, str]:
     """
     digest = xxhash.xxh3_128()
     size = 0
-    with path.open("rb", buffering=0) as stream:
+    with _open_regular(path) as stream:
         if from_storage:
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
     return size, digest.hexdigest()
+
+
+def _open_regular(path: Path) -> io.FileIO:
+    """A file opened for reading; raises `NotRegular` without waiting for whoever writes to a pipe, and OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotRegular("is not a regular file")
+    return io.FileIO(fd, "rb")
+
+
+def _read_regular(path: Path) -> bytes:
+    with _open_regular(path) as stream:
+        return stream.read()
 
 
 def checksum_bytes(data: bytes) -> str:
@@ -125,6 +145,8 @@ def check_file(root: Path, expected: ManifestFile, *, from_storage: bool = False
     """Compare one file with its manifest entry. Never raises OSError: what cannot be read is UNKNOWN."""
     try:
         return retry_stale(lambda: _compare(root, expected, from_storage=from_storage))
+    except NotRegular as error:
+        return _verdict(expected, Condition.BAD, str(error))
     except (FileNotFoundError, NotADirectoryError):
         return _verdict(expected, Condition.BAD, "is missing")
     except OSError as error:
@@ -171,7 +193,9 @@ def read_manifest(path: Path) -> Manifest:
 def read_manifest_bytes(path: Path) -> bytes:
     """The bytes of a checkpoint's manifest; errors as in `read_manifest`."""
     try:
-        return retry_stale((path / MANIFEST_NAME).read_bytes)
+        return retry_stale(lambda: _read_regular(path / MANIFEST_NAME))
+    except NotRegular as error:
+        raise CheckpointRejected(path, [f"{MANIFEST_NAME} {error}"]) from None
     except (FileNotFoundError, NotADirectoryError):
         reason = f"has no {MANIFEST_NAME}: it was never finished" if path.is_dir() else "is not a folder"
         raise CheckpointRejected(path, [reason]) from None
@@ -283,8 +307,8 @@ def _is_vouched_for(path: Path, manifest: bytes) -> bool:
 
 def _read_or_none(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
-    except OSError:
+        return _read_regular(path)
+    except (OSError, NotRegular):
         return None
 
 

@@ -161,6 +161,17 @@ def test_a_file_that_cannot_be_read_is_unknown_and_not_damaged(tmp_path: Path) -
         verify_checkpoint(path)
 
 
+@pytest.mark.parametrize("name", [MANIFEST_NAME, VERIFIED_NAME, "__0_0.distcp"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = make_checkpoint(tmp_path, 5)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    assert find_checkpoints(tmp_path)[0].is_verified is (name == "__0_0.distcp")
+    if name != VERIFIED_NAME:
+        with pytest.raises(CheckpointRejected, match=r"regular file|0 bytes"):
+            verify_checkpoint(path)
+
+
 def test_verification_belongs_to_one_manifest(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 5)
     assert [found.is_verified for found in find_checkpoints(tmp_path)] == [True]
