@@ -20,6 +20,7 @@ from supervisor.layouts.registry import LAYOUTS
 from supervisor.reports.table import Table, one_line, print_table, render_json
 
 _LINE_EVERY_S = 5.0  # of progress, where nobody looks at a terminal
+_DRAW_EVERY_S = 0.1
 
 
 @click.command()
@@ -82,7 +83,7 @@ def _read(verdicts: Sequence[Verdict], *, is_cached: bool) -> list[Verdict]:
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """Where the bytes that were read are told: a bar on a terminal, a line now and then elsewhere (standard error)."""
     if not sys.stderr.isatty():
-        yield _Lines(total).count
+        yield _Batches(_Lines(total).tell, _LINE_EVERY_S).count
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -90,16 +91,16 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading", total=total)
-        yield _Batches(lambda count: bar.advance(task, count)).count
+        yield _Batches(lambda count: bar.advance(task, count), _DRAW_EVERY_S).count
 
 
 class _Batches:
-    """Hands counts on a few times a second: a bar that is told of each portion costs more than the reading."""
+    """Hands counts on now and then: who is told of each portion costs more than the reading."""
 
-    def __init__(self, tell: Callable[[int], None], every_s: float = 0.1) -> None:
+    def __init__(self, tell: Callable[[int], None], every_s: float) -> None:
         self._tell, self._every_s = tell, every_s
         self._lock = threading.Lock()
-        self._count, self._next = 0, 0.0
+        self._count, self._next = 0, time.monotonic() + every_s
 
     def count(self, count: int) -> None:
         with self._lock:
@@ -116,11 +117,8 @@ class _Lines:
     def __init__(self, total: int) -> None:
         self._total, self._done = total, 0
         self._began = time.monotonic()
-        self._batches = _Batches(self._tell, _LINE_EVERY_S)
-        self.count = self._batches.count
-        self._batches._next = self._began + _LINE_EVERY_S  # noqa: SLF001 - a part of it
 
-    def _tell(self, count: int) -> None:
+    def tell(self, count: int) -> None:
         self._done += count
         speed = self._done / max(1e-9, time.monotonic() - self._began)
         click.echo(f"{_gb(self._done)} of {_gb(self._total)} GB read, {_gb(speed)} GB/s", err=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+import xxhash
+
 from supervisor.jobfiles import NotAFile, read_bounded
 from supervisor.layouts.bulk import OnBytes, retry_stale
 from supervisor.layouts.dcp import METADATA_NAME
@@ -21,8 +23,10 @@ from supervisor.layouts.own import Identity, inspect_own, verify_checkpoint
 from supervisor.layouts.readback import inspect_foreign, read_back
 from supervisor.layouts.registry import LAYOUTS, choose, needs_of, tell_layout
 from supervisor.layouts.tree import Broken, Unfinished
+from supervisor.model import UNFINISHED_MARKERS
 from trainer.contract import (
     MANIFEST_NAME,
+    MAX_JSON_BYTES,
     VERIFIED_NAME,
     ContractError,
     VerificationRecord,
@@ -205,7 +209,7 @@ def _look_at_own(verdict: Verdict) -> Verdict:
         files=len(manifest.files),
     )
     record = _read_record(given.path)
-    if record is None or (record.step, record.attempt) != (manifest.step, manifest.attempt):
+    if record is None:
         return verdict
     if not record.ok:
         bad = ", ".join(record.bad_files[:5])
@@ -214,11 +218,13 @@ def _look_at_own(verdict: Verdict) -> Verdict:
 
 
 def _read_record(path: Path) -> VerificationRecord | None:
-    """What the job's nodes have said of it; None: nothing, or nothing that makes sense."""
+    """What the job's nodes have said of the manifest that lies there; None: nothing, or nothing that makes sense."""
     try:
-        return retry_stale(lambda: parse(VerificationRecord, read_bounded(path / VERIFIED_NAME, _RECORD_BYTES)))
+        manifest = retry_stale(lambda: read_bounded(path / MANIFEST_NAME, MAX_JSON_BYTES))
+        record = retry_stale(lambda: parse(VerificationRecord, read_bounded(path / VERIFIED_NAME, _RECORD_BYTES)))
     except (FileNotFoundError, NotAFile, ContractError):
         return None
+    return record if record.manifest_xxh3_128 == xxhash.xxh3_128_hexdigest(manifest) else None
 
 
 def _whose(given: Given) -> Identity:
@@ -227,7 +233,7 @@ def _whose(given: Given) -> Identity:
 
 def _look_at_foreign(verdict: Verdict) -> Verdict:
     given = verdict.given
-    found, view = inspect_foreign(given.path, given.layout)
+    found, view = inspect_foreign(given.path, given.layout, marks=UNFINISHED_MARKERS)
     return replace(
         verdict,
         given=replace(given, step=given.step if given.step is not None else found.step or None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,17 +55,20 @@ def read_back(
     return reading
 
 
-def inspect_foreign(path: Path, layout_name: str) -> tuple[Found, CheckpointView]:
-    """What a layout says of one checkpoint without reading its payload; raises Broken and OSError."""
-    return retry_stale(lambda: _inspect(path, layout_name))
+def inspect_foreign(path: Path, layout_name: str, *, marks: Sequence[str] = ()) -> tuple[Found, CheckpointView]:
+    """What a layout says of one checkpoint without reading its payload; raises Broken and OSError.
+
+    `marks`: endings of files beside it that say that it is not finished.
+    """
+    return retry_stale(lambda: _inspect(path, layout_name, marks))
 
 
-def _inspect(path: Path, layout_name: str) -> tuple[Found, CheckpointView]:
+def _inspect(path: Path, layout_name: str, marks: Sequence[str]) -> tuple[Found, CheckpointView]:
     with _tree(path.parent) as tree:
         names = tree.names("")
         layout = LAYOUTS[layout_name] if layout_name != AUTO else choose(names)[0]
         candidate = next(iter(layout.find([path.name])), Candidate(name=path.name, step=None))
-        found, entries = inspect_candidate(tree, layout, candidate, names)
+        found, entries = inspect_candidate(tree, layout, candidate, names, marks)
         return found, describe(found, entries, str(path))
 
 

@@ -17,8 +17,8 @@ import supervisor.cli.verify  # noqa: F401 - loaded before anything is tried as 
 from supervisor.cli.main import main
 from tests.layouts.folders import LAYOUTS, copy_of, cut, flip_payload, graft
 from tests.trainer.hostile import exploits
-from tests.verify.folders import SHARDS, flip, publish, vouch
-from trainer.contract import MANIFEST_NAME
+from tests.verify.folders import SHARDS, flip, publish, reseal, vouch
+from trainer.contract import MANIFEST_NAME, VERIFIED_NAME
 
 GOOD, BAD, NONE_THERE, UNREAD = 0, 1, 2, 6
 
@@ -82,6 +82,11 @@ def test_what_the_nodes_found_bad_is_corrupt_and_what_they_found_good_is_said(tm
     folder = publish(tmp_path / "gpt")
     vouch(folder)
     assert "have read it back" in verify(folder).stdout
+    record = (folder / VERIFIED_NAME).read_bytes()
+    reseal(folder, time=2.0)
+    assert "have read it back" not in verify(folder).stdout
+    (folder / VERIFIED_NAME).write_bytes(record[:20])
+    assert states(report(folder)) == [(10, "complete")]
     vouch(folder, ok=False, bad_files=(SHARDS[1],))
     assert SHARDS[1] in report(folder, "--full", code=BAD)["checkpoints"][0]["detail"]
 
@@ -129,6 +134,13 @@ def test_a_plain_distributed_checkpoint_needs_no_number_in_its_name(tmp_path: Pa
     assert [one["layout"] for one in report(tmp_path / "final", "--full")["checkpoints"]] == ["dcp"]
     cut(tmp_path / "final/__0_0.distcp")
     report(tmp_path / "final", code=BAD)
+
+
+def test_one_that_is_marked_as_unfinished_is(tmp_path: Path) -> None:
+    """CK-09."""
+    folder = copy_of("dcp", tmp_path)
+    (folder / "step-4-unfinished").touch()
+    assert states(report(folder)) == [(4, "unfinished"), (2, "complete")]
 
 
 def test_the_layout_can_be_named(tmp_path: Path) -> None:
@@ -223,3 +235,17 @@ def test_neither_torch_nor_rich_is_imported_for_it(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", code, "verify", str(folder), "--full"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path) -> None:
+    folder = publish(tmp_path / "gpt")
+    ours, theirs = os.openpty()
+    try:
+        argv = [sys.executable, "-m", "supervisor", "verify", str(folder), "--full"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
+        assert b"\x1b[" in os.read(ours, 1 << 16)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == GOOD
+    assert b"verified" in done.stdout
