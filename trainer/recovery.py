@@ -70,10 +70,10 @@ def recover_own(place: SourcePlace, gather: Gather, *, wall: Callable[[], float]
 def _find(place: SourcePlace, gather: Gather) -> list[_Candidate]:
     """Candidates that are whole on the disks of all nodes taken together, newest step first, the same on all ranks."""
     told = gather(_look(place))
-    newest = max(step for step, _ in told)
+    newest, begun = told[0].newest, told[0].begun
     seen: dict[tuple[str, bytes], dict[str, int]] = {}
-    for rank, (_, local) in enumerate(told):
-        for name, (data, files) in local.items():
+    for rank, sight in enumerate(told):
+        for name, (data, files) in sight.local.items():
             holders = seen.setdefault((name, data), {})
             holders.update({file: rank // place.node_size for file in files if file not in holders})
     checkpoints = RunPaths(place.run_dir).checkpoints()
@@ -81,19 +81,46 @@ def _find(place: SourcePlace, gather: Gather) -> list[_Candidate]:
     for (name, data), holders in seen.items():
         with suppress(CheckpointRejected):
             manifest = parse_manifest(checkpoints / name, data)
-            if manifest.step > newest and {file.path for file in manifest.files} <= set(holders):
+            is_whole = {file.path for file in manifest.files} <= set(holders)
+            if manifest.step > newest and name in begun and manifest.run == place.run and is_whole:
                 found.append(_Candidate(name=name, data=data, manifest=manifest, holders=holders))
     return sorted(found, key=lambda c: (c.manifest.step, c.data), reverse=True)
 
 
-def _look(place: SourcePlace) -> tuple[int, dict[str, tuple[bytes, list[str]]]]:
-    """The newest complete step of this attempt in the run directory, and what this node's disk has of later ones."""
-    complete = find_checkpoints(RunPaths(place.run_dir).checkpoints()) if place.rank == 0 else []
-    newest = max((f.step for f in complete if f.is_complete and f.attempt == place.attempt), default=-1)
-    local = place.local()
-    if local is None or place.rank % place.node_size != 0:
-        return newest, {}
-    return newest, {name: found for name in local.names() if (found := _published(local, name, place.attempt))}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sight:
+    """What one rank sees: rank 0 the run directory, the first of each node its disk.
+
+    `newest`: complete step of this attempt. `begun`: folders of saves that were not finished. A save makes its folder
+    there first, so what has none is left over from another run of this name.
+    """
+
+    newest: int = -1
+    begun: frozenset[str] = frozenset()
+    local: dict[str, tuple[bytes, list[str]]]
+
+
+def _look(place: SourcePlace) -> _Sight:
+    there = find_checkpoints(RunPaths(place.run_dir).checkpoints()) if place.rank == 0 else []
+    own = [found for found in there if found.attempt == place.attempt]
+    local, here = place.local(), {}
+    if local is not None and place.rank % place.node_size == 0:
+        here = {name: found for name in local.names() if (found := _published(local, name, place.attempt))}
+    return _Sight(
+        newest=max((found.step for found in own if found.is_complete), default=-1),
+        begun=frozenset(found.path.name for found in own if _has_no_manifest(found.path)),
+        local=here,
+    )
+
+
+def _has_no_manifest(path: Path) -> bool:
+    try:
+        (path / MANIFEST_NAME).lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # one that can't be looked at now may be there
+        return False
+    return False
 
 
 def _published(local: LocalTier, name: str, attempt: int) -> tuple[bytes, list[str]] | None:

@@ -257,6 +257,9 @@ class Mover:
             return None
         data = read_manifest_bytes(path)
         manifest = parse_manifest(path, data)
+        if manifest.run != self._place.run:  # copied in among this run's by somebody
+            self._bad.add(name)
+            return None
         return Job(path=path, data=data, manifest=manifest, mine=choose_part(manifest, self._place))
 
     def _copy(self, job: Job) -> None:

@@ -93,6 +93,12 @@ def test_steps_of_other_attempts_are_the_services_business(nodes: Nodes) -> None
     assert nodes.recover(attempt=2) is None
 
 
+def test_what_an_earlier_run_of_the_same_name_left_on_the_disks_is_not_taken_for_ours(nodes: Nodes) -> None:
+    name = nodes.save_on_disks(9)
+    shutil.rmtree(RunPaths(nodes.run_dir).checkpoints() / name)  # this run never began to save that step
+    assert nodes.recover() is None
+
+
 def test_a_step_that_the_run_directory_has_is_not_touched(nodes: Nodes) -> None:
     name = nodes.save_on_disks(4)
     assert nodes.recover() is None
