@@ -25,6 +25,7 @@ def _interrupt_and_resume(folder: Path, cases: list[tuple[str, str]]) -> list[tu
         parts: dict[str, Any] = {"wrap": getattr(trainings, wrap), "make": getattr(trainings, make)}
         first = trainings.Training(folder / str(number), seed=11, **parts)
         first.steps(BEFORE)
+        first.evaluate()
         first.checkpointer.save()
         undisturbed = first.steps(AFTER)  # while the save is in flight
         saved = first.checkpointer.wait()

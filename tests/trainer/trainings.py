@@ -189,6 +189,11 @@ class Training:
         self.record.end = self.digest()
         return self.record
 
+    def evaluate(self) -> None:
+        """A forward pass alone: FSDP2 leaves the root's parameters gathered after it."""
+        with torch.no_grad():
+            self.model(SAMPLES[:4])
+
     def digest(self) -> dict[str, str]:
         """A fingerprint of every tensor and number that the training is made of."""
         model = {name: _digest(value) for name, value in self.model.state_dict().items()}
