@@ -12,6 +12,7 @@ from datetime import datetime
 
 from supervisor.model import Attempt, AttemptState, Checkpoint, Run, RunView
 
+UNMADE_S = 3600.0  # a training that runs for so long has made the folder that it saves in
 MARKS_S = 120.0  # after the start: other clients of a network file system see a new file within a minute or so
 
 
@@ -36,10 +37,11 @@ def describe_unshared(run: Run, nodes: Sequence[str]) -> str:
     )
 
 
-def why_unseen(run: Run, attempts: Sequence[Attempt], known: Sequence[Checkpoint]) -> str:
+def why_unseen(run: Run, attempts: Sequence[Attempt], known: Sequence[Checkpoint], *, has_folder: bool = True) -> str:
     """Why a run of which no checkpoint is known must not begin at 0: it has saved, where this machine does not look.
 
-    What was before a person released the run is forgiven.
+    `has_folder` False: the folder that was named is not there as this machine sees it. What was before a person
+    released the run is forgiven.
     """
     if known:
         return ""
@@ -47,11 +49,25 @@ def why_unseen(run: Run, attempts: Sequence[Attempt], known: Sequence[Checkpoint
     unshared = next((a.unshared_nodes for a in reversed(counted) if a.unshared_nodes), ())
     if unshared:
         return describe_unshared(run, unshared)
+    longest = max(counted, key=_ran_s, default=None)
+    if not has_folder and run.spec.checkpoint.directory is not None and longest is not None:
+        ran_s = _ran_s(longest)
+        if ran_s >= max(UNMADE_S, 3 * run.spec.checkpoint.every_s):
+            return (
+                f"attempt {longest.number} ran for {ran_s / 3600:.1f} h, and {run.spec.checkpoint.directory} is not "
+                "even there as this machine sees it: it must lie on a file system that nodes and this machine share"
+            )
     saved = max((a.saved_step for a in counted if a.saved_step is not None), default=None)
     if saved is None:
         return ""
     folder = run.spec.checkpoint.directory or run.spec.paths.checkpoints()
     return f"the training says that it has saved step {saved}, and nothing of it is in {folder} as this machine sees it"
+
+
+def _ran_s(attempt: Attempt) -> float:
+    if attempt.started_at is None or attempt.over_at is None:
+        return 0.0
+    return (attempt.over_at - attempt.started_at).total_seconds()
 
 
 def _is_forgiven(attempt: Attempt, released_at: datetime | None) -> bool:

@@ -86,6 +86,19 @@ def test_a_run_that_has_saved_out_of_sight_is_held_and_does_not_begin_at_0(chang
     assert attempts_in(plan_for(world(ended, of=released), there))[2].resume_step == 0
 
 
+def test_a_script_whose_folder_is_not_even_there_after_hours_is_held() -> None:
+    """CK-20: a script leaves no marks; that its folder is nowhere after two hours of training says as much."""
+    ended = over(1, AttemptEnd.NODE_SILENT, started_at=ago(7260), is_job_gone=True)
+    there = snapshot(view=view(has_checkpoint_folder=False), ports=ports(n1=0, n2=0, n3=0, n4=0))
+    plan = plan_for(world(ended, of=LOCAL), there)
+    assert run_state(plan) is RunState.HELD
+    shown = run_in(plan)
+    assert shown is not None
+    assert "/local/ckpt is not even there" in shown.reason
+    young = replace(ended, started_at=ago(1200))
+    assert attempts_in(plan_for(world(young, of=LOCAL), there))[2].resume_step == 0
+
+
 def test_a_run_whose_checkpoints_are_seen_is_not_out_of_sight() -> None:
     assert why_unseen(LOCAL, (over(1, saved_step=2000),), (checkpoint(1000),)) == ""
     assert why_unseen(LOCAL, (over(1),), ()) == ""

@@ -204,7 +204,9 @@ def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_r
             hold(draft, run.name, f"{none_whole}. Take them away, or release the run to begin at 0")
             return None
     if resume.checkpoint is None and not resume.read_back and not resume.is_lost:
-        why_unseen = unseen.why_unseen(run, draft.attempts(run.name), draft.checkpoints(run.name))
+        has_folder = view is None or view.has_checkpoint_folder
+        known = draft.checkpoints(run.name)
+        why_unseen = unseen.why_unseen(run, draft.attempts(run.name), known, has_folder=has_folder)
         if why_unseen:
             hold(draft, run.name, f"{why_unseen}. Mend that, or release the run to begin at 0")
             return None
