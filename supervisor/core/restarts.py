@@ -130,7 +130,7 @@ _AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Af
     (
         lambda a: a.last.end is AttemptEnd.DIVERGED and not (a.last.loss_fault and a.last.loss_fault.is_rolled_back),
         RunState.HELD,
-        lambda a: a.last.end_detail,
+        lambda a: a.last.end_detail or "the loss went wrong",
     ),
     (
         lambda a: a.run.final_step is not None and a.last.resume_step >= a.run.final_step,
