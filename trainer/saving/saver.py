@@ -44,7 +44,7 @@ from trainer.saving.staging import (
 
 log = logging.getLogger("trainer.saving.saver")
 
-ANSWER_LIMIT_S = 20.0  # for what the writer answers at once
+ANSWER_LIMIT_S = 3.0  # for what the writer answers at once: the training waits for it
 PREPARE_LIMIT_S = 300.0
 STAGE_LIMIT_S = 60.0  # until nothing is protected any more: the training may wait for it
 _LOOK_S = 5.0
