@@ -2,7 +2,7 @@
 
 PY = .venv/bin/python
 DEMO_CMD = $(PY) -m demo
-BENCHES = cycle save cli scale
+BENCHES = cycle checkpoint cli scale
 PYTEST_ARGS =
 # Most tests wait for Slurm rather than compute: more processes than cores only make waits run out.
 JOBS = 2
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
 	@echo "make bench-scale     what a cluster of 2,048 nodes costs, and how fast the command starts: fails past a target"
 	@echo "make mutate          10,000 damaged checkpoints: fails when one is believed or resumed from"
+	@echo "make bench-checkpoint what saving, verifying and restoring cost, against DCP's own: fails past a target"
 	@echo "make bench           the other benchmarks"
 	@echo "make docs            regenerate the pages that are made from the code"
 	@echo "make setup           only the set-up, which every other target calls"
