@@ -27,6 +27,7 @@ from supervisor.model import (
     IntentKind,
     IntentState,
     Interruption,
+    LossFault,
     NodeChecks,
     NodeMemory,
     Plan,
@@ -43,7 +44,7 @@ from supervisor.model import (
     World,
 )
 from tests.core.builders import NOW, RUN, SPEC, STALE, ago, checkpoint, checkpoint_view, over, spec
-from trainer.contract import PHASES, CheckResult, ExitRecord, LaunchReport, NodeBeat, Outcome, Progress
+from trainer.contract import PHASES, CheckResult, Divergence, ExitRecord, LaunchReport, NodeBeat, Outcome, Progress
 
 PROPERTY = settings(deadline=None, max_examples=100)
 NAMES = [f"n{i}" for i in range(1, 6)]
@@ -60,10 +61,11 @@ def maybe(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 # ---------------------------------------------------------------- what the ledger may hold
 
 specs = st.builds(
-    lambda low, more, multiple, spares, complete, keep, ahead_s: spec(
+    lambda low, more, multiple, spares, complete, keep, ahead_s, on_nan, back: spec(
         nodes={"min": low, "max": low + more, "multiple_of": multiple, "spares": spares},
         checkpoint={"resume_from_complete": complete, "keep_last": keep, "verify_on_head_max_bytes": 100},
         restart={"queue_ahead_s": ahead_s},
+        divergence={"on_nan": on_nan, "on_spike": on_nan, "rollback_checkpoints": back},
     ),
     st.integers(1, 3),
     st.integers(0, 3),
@@ -72,6 +74,8 @@ specs = st.builds(
     st.booleans(),
     st.integers(2, 4),
     st.sampled_from([0.0, 600.0]),
+    st.sampled_from(["hold", "rollback"]),
+    st.integers(1, 2),
 )
 runs = st.builds(
     Run,
@@ -80,6 +84,7 @@ runs = st.builds(
     is_paused=st.booleans(),
     reason=st.sampled_from(["", "waiting"]),
     released_at=maybe(instants),
+    save_asked_at=maybe(instants),
     final_step=maybe(st.just(300)),
 )
 
@@ -152,7 +157,31 @@ def _attempt(draw: st.DrawFn, number: int, *, is_last: bool) -> Attempt:
         phase=draw(st.sampled_from(["", "suspended", *PHASES])),
         progress_at=draw(maybe(instants)),
         last_step=draw(maybe(st.integers(0, 400))),
+        save_costs_s=tuple(draw(st.lists(st.floats(0, 100), max_size=3))),
+        saved_step=draw(st.sampled_from([None, None, None, 200])),
+        loss_fault=draw(maybe(faults)) if state is AttemptState.OVER else None,
     )
+
+
+faults = st.builds(
+    LossFault,
+    kind=st.sampled_from(["nan", "spike"]),
+    onset_step=maybe(st.integers(0, 400)),
+    first_sample=st.integers(0, 100),
+    end_sample=st.integers(0, 200),
+    repeats=st.integers(0, 3),
+    is_rolled_back=st.booleans(),
+)
+divergences = st.builds(
+    Divergence,
+    attempt=st.just(0),
+    kind=st.sampled_from(["nan", "spike", "odd"]),
+    onset_step=st.integers(-10, 400),
+    step=st.integers(-10, 400),
+    first_sample=st.integers(-10, 4000),
+    end_sample=st.integers(-10, 4000),
+    time=st.just(0.0),
+)
 
 
 @st.composite
@@ -280,6 +309,11 @@ def views(draw: st.DrawFn, number: int) -> RunView:
                         phase=st.sampled_from(PHASES),
                         limit_s=maybe(st.just(5.0)),
                         final_step=maybe(st.just(300)),
+                        save_blocking_s=maybe(st.floats()),
+                        save_total_s=maybe(st.floats()),
+                        saved_step=maybe(st.just(200)),
+                        save_failures=st.integers(-1, 3),
+                        save_error=st.sampled_from(["", "[Errno 28] No space left on device"]),
                         time=st.just(0.0),
                     ),
                     unchanged_s=ages,
@@ -310,13 +344,14 @@ def views(draw: st.DrawFn, number: int) -> RunView:
                     ExitRecord,
                     attempt=st.just(number),
                     job_id=st.just(100 + number),
-                    exit_code=st.sampled_from([0, 1, 75, 76, 77, 78, 93, 137, 143]),
+                    exit_code=st.sampled_from([0, 1, 75, 76, 77, 78, 79, 93, 137, 143]),
                     reason=st.sampled_from(["ended", ""]),
                     node=maybe(names),
                     time=st.just(0.0),
                 )
             )
         ),
+        divergence=draw(maybe(divergences.map(lambda found: replace(found, attempt=number)))),
         outcome=draw(maybe(st.just(Outcome(attempt=number, exit_code=78, message="bad shard")))),
         checkpoints=tuple(_checkpoint_view(draw, step, attempt) for step, attempt in shown),
         unknown_checkpoints=tuple(draw(st.lists(st.tuples(st.just(100), st.integers(1, 2)), max_size=1))),
@@ -646,3 +681,42 @@ def test_the_scenes_are_not_vacuous() -> None:
     )
     assert [a.resume_step for a in submitted(known, reconcile(known, seen, Policy(), NOW))] == [100]
     assert CheckpointSpec().keep_last >= 2
+
+
+# ---------------------------------------------------------------- a loss that went wrong
+
+
+@PROPERTY
+@given(scenes())
+def test_nothing_that_is_suspect_is_resumed_from_or_believed_again(scene: tuple[World, Snapshot, Policy]) -> None:
+    known, seen, policy = scene
+    plan = reconcile(known, seen, policy, NOW)
+    suspect = {c.path for c in known.checkpoints["gpt"] if c.state is CheckpointState.SUSPECT}
+    changed = [f.record for f in plan.facts if isinstance(f.record, Checkpoint)]
+    assert not [c for c in changed if c.path in suspect and c.state is not CheckpointState.SUSPECT]
+    before = {a.number: a for a in (*known.attempts["gpt"], *known.aside.get("gpt", ()))}
+    planned = [f.record for f in plan.facts if isinstance(f.record, Attempt) and f.record.number not in before]
+    assert not [a for a in planned if a.resume_path in suspect]
+
+
+@PROPERTY
+@given(scenes())
+def test_what_was_made_since_the_onset_is_suspect_with_the_end_itself(scene: tuple[World, Snapshot, Policy]) -> None:
+    known, seen, policy = scene
+    plan = reconcile(known, seen, policy, NOW)
+    after = {c.key: c for c in known.checkpoints["gpt"]}
+    after |= {f.record.key: f.record for f in plan.facts if isinstance(f.record, Checkpoint)}
+    before = {a.number: a for a in known.attempts["gpt"]}
+    for fact in plan.facts:
+        ended = fact.record
+        if not isinstance(ended, Attempt) or ended.loss_fault is None or before[ended.number].is_over:
+            continue
+        onset = ended.loss_fault.onset_step
+        believed = [c for c in after.values() if c.state in (CheckpointState.VERIFIED, CheckpointState.COMPLETE)]
+        assert onset is None or all(c.step < onset for c in believed)
+        if ended.end is AttemptEnd.DIVERGED and not ended.loss_fault.is_rolled_back:
+            assert run_state_after(plan, known) is not RunState.ACTIVE
+
+
+def run_state_after(plan: Plan, known: World) -> RunState:
+    return next((f.record.state for f in plan.facts if isinstance(f.record, Run)), known.runs[0].state)
