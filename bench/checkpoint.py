@@ -27,7 +27,7 @@ REPEATS = {0.25: 9, 1.0: 7, 4.0: 3}  # of each way, by the size of the state in 
 STEPS_GB, READ_GB = 0.25, 1.0
 RESHARDED = (4, 2)  # numbers of ranks: from the one to the other, and back
 _READS = 5
-_ROUNDS, _QUIET_STEPS = 4, 6  # of saves while training steps, and of undisturbed steps before each
+_ROUNDS, _QUIET_STEPS = 6, 4  # of saves while training steps, and of undisturbed steps before each
 
 DEFINITIONS = {
     "block_vs_sync": "median time of dcp.save / median time that training stands still for our save, both with "

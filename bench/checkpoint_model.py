@@ -100,9 +100,9 @@ class Training:
                 weight.grad = weight * 0.01
         self._update()
 
-    def step(self, tokens: int) -> float:
-        """One forward, backward and optimizer step on so many words of a sequence; returns the loss."""
-        words = torch.randint(self._words, (1, tokens + 1), device=self._device)
+    def step(self, rows: int) -> float:
+        """One forward, backward and optimizer step on so many sequences of 128 words; returns the loss."""
+        words = torch.randint(self._words, (rows, CONTEXT + 1), device=self._device)
         said = self.model(words[:, :-1])
         loss = functional.cross_entropy(said.flatten(0, 1), words[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
