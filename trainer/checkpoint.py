@@ -320,7 +320,7 @@ class Checkpointer:
             loss=read[1] / self._place.world if read is not None else math.nan,
             exits=float(self._wishes.is_exit_wanted),
             saves=float(self._wishes.take()),
-            busy=float(self._saves is not None and self._saves.saver.is_busy),
+            busy=float(self._saves is not None and self._saves.is_busy),
             unready=float(isinstance(problem, PlanChanged)),
             failed=float(problem is not None and not isinstance(problem, PlanChanged)),
             failures=float(self._outcomes.failures if self._place.rank == 0 else 0),

@@ -41,6 +41,7 @@ class Saves:
         self._void_step: int | None = None  # whose save failed for want of a plan
         self._must_plan = False
         self._is_busy_anywhere = False
+        self._is_in_flight = False  # asking the saver costs a call of the system, in each step
 
     @property
     def is_planned(self) -> bool:
@@ -51,6 +52,11 @@ class Saves:
     def is_busy_anywhere(self) -> bool:
         """True unless every rank said, after the last save was begun, that its part of it has ended."""
         return self._is_busy_anywhere
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a save is in flight on this rank, as far as `poll` and `wait` have heard."""
+        return self._is_in_flight
 
     def note(self, agreed: Agreed) -> bool:
         """Take up what all ranks said in a step; False when its save is to be made again."""
@@ -121,7 +127,7 @@ class Saves:
         say(problem)
         state = self._state
         self._held_step = state.step
-        self._is_busy_anywhere = True
+        self._is_busy_anywhere = self._is_in_flight = True
         assert self._plan is not None
         self.saver.begin(
             self._plan,
@@ -142,13 +148,16 @@ class Saves:
 
     def poll(self) -> SaveResult | None:
         """The result of the save that has ended since the last call, else None; never blocks."""
-        return self._take(self.saver.poll())
+        return self._take(self.saver.poll()) if self._is_in_flight else None
 
     def wait(self, timeout_s: float | None = None) -> SaveResult | None:
         """Wait for the save in flight and return its result; None if there is nothing new, or not in time."""
         return self._take(self.saver.wait(timeout_s))
 
     def _take(self, result: SaveResult | None) -> SaveResult | None:
+        if result is None and not self.saver.is_busy:
+            result = self.saver.poll()  # it has ended just now
+        self._is_in_flight = self.saver.is_busy
         if result is not None and result.step == self._void_step and not result.is_complete:
             return None  # it is made again
         return self._outcomes.take(result)

@@ -9,6 +9,7 @@ hangs holds up the whole job's replacement.
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -20,13 +21,17 @@ class SaveRequests:
     """Remembers what was asked for; usable as a context manager that restores the old handlers.
 
     Install it before importing anything slow: until then the default action of both signals ends the process. A
-    handler for SIGUSR2 that someone else has set stays: submitit's, which requeues, is one.
+    handler for SIGUSR2 that someone else has set stays: submitit's, which requeues, is one. Outside the main thread,
+    where Python lets nobody set handlers, it hears nothing.
     """
 
     def __init__(self) -> None:
         self._exits = 0
         self._saves = 0
-        self._previous: dict[signal.Signals, Any] = {EXIT_SIGNAL: signal.signal(EXIT_SIGNAL, self._remember_exit)}
+        self._previous: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._previous[EXIT_SIGNAL] = signal.signal(EXIT_SIGNAL, self._remember_exit)
         if signal.getsignal(SAVE_SIGNAL) is signal.SIG_DFL:
             self._previous[SAVE_SIGNAL] = signal.signal(SAVE_SIGNAL, self._remember_save)
 

@@ -40,7 +40,7 @@ class LossReader:
         if not isinstance(loss, torch.Tensor):
             return step, float(loss)
         if loss.device.type == "cpu":
-            return step, float(loss.detach())
+            return step, float(loss.item())
         aside = torch.empty((), dtype=torch.float64, pin_memory=True)
         aside.copy_(loss.detach().double().reshape(()), non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
