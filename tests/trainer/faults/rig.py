@@ -118,6 +118,11 @@ class Rig:
         """Poll until it is so; fails with what the ranks said when it takes too long."""
         await_true(condition, what, within_s, told=self.text)
 
+    @property
+    def has_lost_a_rank(self) -> bool:
+        """True when one has ended."""
+        return any(rank.exitcode is not None for rank in self.ranks)
+
     def text(self) -> str:
         """What the ranks printed."""
         return "\n".join(path.read_text()[-3000:] for path in sorted(self.events_dir.glob("*.txt")))
@@ -135,8 +140,8 @@ def start(run_dir: Path, events_dir: Path, **options: Any) -> Iterator[Rig]:
             process = CONTEXT.Process(target=_train, args=arguments, daemon=True)
             process.start()
             rig.ranks.append(process)
-        for rank in range(WORLD):
-            rig.await_step(rank, after=0)
+        rig.await_true(lambda: all(rig.last(rank) for rank in range(WORLD)) or rig.has_lost_a_rank, "it steps")
+        assert not rig.has_lost_a_rank, rig.text()
         yield rig
     finally:
         rig.end()
