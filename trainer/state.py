@@ -100,6 +100,7 @@ class TrainState:
     def collect(self) -> dict[str, Any]:
         """The state to save; its tensors are the live ones: whoever saves them copies them before training goes on.
 
+        "model" and "optimizer" are the same dicts as the last time when all tensors in them are the same.
         Raises `trainer.opaque.UnsavableObject` and `trainer.leaves.UnsupportedModel`.
         """
         self._refresh()

@@ -216,6 +216,37 @@ def test_samples_that_a_rollback_left_out_are_skipped(
     assert training.data.position == 32
 
 
+def test_each_save_holds_what_the_tensors_were_then_however_they_lie_in_memory(tmp_path: Path) -> None:
+    import torch
+
+    from trainer.checkpoint import Checkpointer
+
+    def build() -> tuple[torch.nn.Module, Checkpointer]:
+        model = torch.nn.Linear(300, 80)
+        model.weight = torch.nn.Parameter(torch.zeros(300, 160).t()[::2])  # neither dense nor contiguous
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, Checkpointer(model=model, optimizer=optimizer, run_dir=tmp_path, every_s=0.0, keep_last=9)
+
+    model, checkpointer = build()
+    for step in range(1, 4):
+        with torch.no_grad():
+            model.get_parameter("weight").fill_(step)
+            model.get_parameter("bias").fill_(-step)
+        checkpointer.step()
+        checkpointer.save()
+        checkpointer.wait()
+    checkpointer.close()
+    other, resumed = build()
+    restored = resumed.restore()
+    assert restored is not None
+    assert restored.step == 3
+    assert [p.unique().tolist() for p in (other.get_parameter("weight"), other.get_parameter("bias"))] == [
+        [3.0],
+        [-3.0],
+    ]
+    resumed.close(saves=False)
+
+
 # ---------------------------------------------------------------- structure
 
 

@@ -55,6 +55,13 @@ class SavePlan:
         """
         return self._structure.values(state, self._wanted)
 
+    def renew(self, values: Sequence[Value], items: Mapping[str, bytes]) -> list[Value] | None:
+        """`sources` of before with the byte items of now, by key, for a state whose tensors are the very same objects.
+
+        None where that is no help: some of the values were copies. Raises `PlanChanged` as `sources` does.
+        """
+        return self._structure.renew(values, items, self._wanted)
+
 
 def plan_state(state: Mapping[str, Any], group: dist.ProcessGroup | None = None) -> SavePlan:
     """Plan the saves of `state`, a nested dict of tensors and `bytes`; every rank of `group` calls it.

@@ -104,6 +104,21 @@ class Structure:
                 raise PlanChanged(f"{seen.key} changed its type, shape or dtype")
         return [self._value(leaves[part.at], part) for part in wanted]
 
+    def renew(self, values: Sequence[Value], items: Mapping[str, bytes], wanted: Sequence[Part]) -> list[Value] | None:
+        """`values` of before with other byte items, by key, where all tensors are still the ones to save; else None.
+
+        For a caller that knows them to be the very same: nothing is looked at. Raises `PlanChanged`.
+        """
+        renewed: list[Value] = []
+        for value, part in zip(values, wanted, strict=True):
+            if self._capacities[part.at]:
+                renewed.append(self._render(items[self._checks[part.at].key], part.at))
+            elif self._known[part.at]() is None:  # a copy, of what it was then
+                return None
+            else:
+                renewed.append(value)
+        return renewed
+
     def _value(self, leaf: Any, part: Part) -> Value:
         if isinstance(leaf, bytes):
             return self._render(leaf, part.at)
