@@ -15,17 +15,17 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import xxhash
 
 from trainer.contract import ManifestFile
 from trainer.saving.image import Slot
-from trainer.saving.memory import Buffer, StagingMemory
+from trainer.saving.memory import Buffer, Buffers, StagingMemory
 from trainer.saving.zipimage import patch_checksum
 
-SEGMENT_BYTES = 16 * 1024 * 1024
+SEGMENT_BYTES = 8 * 1024 * 1024
 WRITES_IN_FLIGHT = 2
 READS_IN_FLIGHT = 2
 _SUM_BYTES = 4 * 1024 * 1024
@@ -34,6 +34,8 @@ _NO_RESERVE = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, errno
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+_buffers = Buffers(SEGMENT_BYTES)
 
 
 class Cancelled(Exception):
@@ -190,14 +192,14 @@ class _Writes:
         self._told = 0
 
     def follow(self) -> None:
-        # The staging memory is of small pages, of which a device takes a few at a time: this copy is the faster way.
-        buffer = Buffer(min(SEGMENT_BYTES, self._memory.capacity))
         try:
-            while (begin := self._take()) < self._memory.capacity:
-                end = min(begin + SEGMENT_BYTES, self._memory.capacity)
-                self._summed.await_done(end)
-                _write(self._fd, buffer.fill(self._memory.address + begin, end - begin), begin)
-                self._tell(begin)
+            # The staging memory is of small pages, of which a device takes few at a time: a copy is the faster way.
+            with _buffers.borrow() as buffer:
+                while (begin := self._take()) < self._memory.capacity:
+                    end = min(begin + SEGMENT_BYTES, self._memory.capacity)
+                    self._summed.await_done(end)
+                    _write(self._fd, buffer.fill(self._memory.address + begin, end - begin), begin)
+                    self._tell(begin)
         except BaseException:
             self._summed.cancel()
             raise
@@ -268,15 +270,18 @@ def read_back(
             return None
         raise
     try:
-        with ThreadPoolExecutor(READS_IN_FLIGHT, "read", initializer=prepare_thread) as pool:
-            return _hash_behind(fd, size, written, pool)
+        with ExitStack() as stack:
+            buffers = [stack.enter_context(_buffers.borrow()) for _ in range(READS_IN_FLIGHT)]
+            pool = stack.enter_context(ThreadPoolExecutor(READS_IN_FLIGHT, "read", initializer=prepare_thread))
+            return _hash_behind(fd, size, written, pool, buffers)
     finally:
         os.close(fd)
 
 
-def _hash_behind(fd: int, size: int, written: Frontier, pool: ThreadPoolExecutor) -> str | None:
+def _hash_behind(
+    fd: int, size: int, written: Frontier, pool: ThreadPoolExecutor, buffers: Sequence[Buffer]
+) -> str | None:
     digest = xxhash.xxh3_128()
-    buffers = [Buffer(SEGMENT_BYTES) for _ in range(READS_IN_FLIGHT)]
     begins = list(range(0, size, SEGMENT_BYTES))
     reads: list[Future[int]] = []
 

@@ -27,8 +27,8 @@ from trainer.stored import Condition, check_file
 
 METADATA_NAME = ".metadata"
 _VISIBLE_WITHIN_S = 10.0  # NFS clients cache "no such folder" for a few seconds
-_NOTICES = 16  # that a rank sends while it writes, however large its file is
-_NOTICE_BYTES = 64 * 1024 * 1024
+_NOTICES = 64  # that a rank sends while it writes, however large its file is
+_NOTICE_BYTES = 16 * 1024 * 1024
 
 Event = dict[str, Any]
 Post = Callable[[Event], None]
@@ -150,6 +150,8 @@ class Job:
             self._write_nearby(self._nearby, path.name, prepare_thread)
         _await_folder(path)
         try:
+            if prepared.metadata is not None:
+                files.append(write_small(path / METADATA_NAME, prepared.metadata))
             if prepared.memory.size:
                 files.append(
                     write_image(
@@ -161,8 +163,6 @@ class Job:
                         is_cancelled=self._cancelled.is_set,
                     )
                 )
-            if prepared.metadata is not None:
-                files.append(write_small(path / METADATA_NAME, prepared.metadata))
         except OSError as error:
             if not error.filename:
                 error.filename = str(path / prepared.name)

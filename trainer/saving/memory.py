@@ -9,13 +9,34 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+import queue
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from trainer.saving.image import ALIGNMENT
 
 _MADV_POPULATE_WRITE = 23
 _HUGE = 2 * 1024 * 1024
+
+
+class Buffers:
+    """Buffers of one size that are used again and again; for any thread."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+
+    @contextmanager
+    def borrow(self) -> Iterator[Buffer]:
+        """One of them, for the time of the block."""
+        try:
+            buffer = self._free.get_nowait()
+        except queue.Empty:
+            buffer = Buffer(self._size)
+        try:
+            yield buffer
+        finally:
+            self._free.put(buffer)
 
 
 class Buffer:
