@@ -240,10 +240,8 @@ def test_each_save_holds_what_the_tensors_were_then_however_they_lie_in_memory(t
     restored = resumed.restore()
     assert restored is not None
     assert restored.step == 3
-    assert [p.unique().tolist() for p in (other.get_parameter("weight"), other.get_parameter("bias"))] == [
-        [3.0],
-        [-3.0],
-    ]
+    assert set(other.get_parameter("weight").flatten().tolist()) == {3.0}
+    assert set(other.get_parameter("bias").tolist()) == {-3.0}
     resumed.close(saves=False)
 
 
