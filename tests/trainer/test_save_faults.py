@@ -20,6 +20,7 @@ import pytest
 from tests.trainer.faults.gates import Gates, mount_gates
 from tests.trainer.faults.rig import Rig, is_running, start, verified
 from tests.trainer.folders import flip_byte
+from trainer.contract import RunPaths
 
 pytestmark = [pytest.mark.torch, pytest.mark.mounts]
 
@@ -241,6 +242,10 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True, timeout=10)
 
 
+def folders(run_dir: Path) -> set[str]:
+    return {path.name for path in RunPaths(run_dir).checkpoints().glob("step-*")}
+
+
 def warnings_of(rig: Rig, word: str) -> list[str]:
     return [line for line in rig.text().splitlines() if word in line]
 
@@ -253,6 +258,7 @@ def test_a_full_disk_costs_saves_and_a_warning_until_there_is_space_again(tmp_pa
             await_failures(rig, failures)
         assert "No space left" in rig.last(0)["error"]
         assert [found.step for found in verified(disk)] == saved
+        rig.await_true(lambda: folders(disk) == {f"step-{step}.a1" for step in saved}, "what failed is removed")
         assert len(warnings_of(rig, "No space left")) == 1
         assert longest_step_s(rig, saved[-1]) < QUICK_S
         subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True, timeout=10)
