@@ -224,7 +224,7 @@ class Coordinator:
 
 
 def _all_files(parts: Mapping[int, list[Mapping[str, Any]]]) -> tuple[Mapping[str, Any], ...]:
-    return tuple(file for rank in sorted(parts) for file in parts[rank])
+    return tuple(sorted((file for files in parts.values() for file in files), key=lambda file: str(file["path"])))
 
 
 def _list(problems: Iterable[Mapping[str, Any]], shown: int = 3) -> str:
