@@ -39,6 +39,7 @@ _MESSAGES_AT_ONCE = 64
 _PR_SET_PTRACER = 0x59616D61
 
 _GAP_BYTES = 2 * PAGE
+_HEAD_START_S = 0.004  # of the other ranks of this node, whose trainings wait to be protected just now
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -257,9 +258,11 @@ def copy_behind(
     is_copied = bytearray(len(chunks))
     urgent: deque[int] = deque()
     next_at = 0
+    head_start_s = _HEAD_START_S
     try:
         while next_at < len(chunks) and not is_cancelled():
-            urgent.extend(bisect.bisect_right(begins, address) - 1 for address in protector.waiting())
+            waiting, head_start_s = protector.waiting(head_start_s), 0.0
+            urgent.extend(bisect.bisect_right(begins, address) - 1 for address in waiting)
             at = urgent.popleft() if urgent else next_at
             chunk = chunks[at]
             if not is_copied[at]:
