@@ -46,6 +46,7 @@ log = logging.getLogger("trainer.saving.saver")
 
 ANSWER_LIMIT_S = 3.0  # for what the writer answers at once: the training waits for it
 PREPARE_LIMIT_S = 300.0
+HUGE_PAGES_WAIT_S = 10.0  # in `prepare`: they make saves cheaper, and are not worth a long wait at a start
 STAGE_LIMIT_S = 60.0  # until nothing is protected any more: the training may wait for it
 _LOOK_S = 5.0
 
@@ -140,6 +141,7 @@ class Saver:
         self._memory: StagingMemory | None = None
         self._device: DeviceCopies | None = None
         self._binding: Binding | None = None
+        self._huge_pages: threading.Thread | None = None
         self._begun: dict[int, int] = {}
         self._current: _InFlight | None = None
         self._results: deque[SaveResult] = deque()
@@ -193,6 +195,8 @@ class Saver:
             raise SaveInFlight("prepare while a save is in flight")
         try:
             self._prepare(plan, sources)
+            if self._huge_pages is not None:
+                self._huge_pages.join(HUGE_PAGES_WAIT_S)
         except LinkLost as error:
             self._writer_gone(str(error))
             raise RuntimeError(f"the writer does not answer: {error}") from error
@@ -372,7 +376,7 @@ class Saver:
 
     def _bind(self, writer: WriterProcess, image: Image, sources: Sequence[Source]) -> None:
         binding = bind(image, sources, is_protecting=self._is_protecting)
-        use_huge_pages(binding)
+        self._huge_pages = use_huge_pages(binding) if binding.ranges else None
         writer.send(
             {
                 "kind": "bind",

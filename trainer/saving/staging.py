@@ -8,6 +8,7 @@ engine, behind which the training's stream waits. What can't be protected is cop
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +17,13 @@ import torch
 
 from trainer.saving.image import Image, Slot
 from trainer.saving.memory import StagingMemory
-from trainer.saving.protect import PAGE, Range, advise, merge
+from trainer.saving.protect import PAGE, Range, Region, advise, merge
 
 SMALL_BYTES = 256 * 1024  # below it a copy costs less than the system calls that protect
 
 _MADV_HUGEPAGE, _MADV_POPULATE_READ, _MADV_COLLAPSE = 14, 22, 25
 _HUGE = 2 * 1024 * 1024
+_COLLAPSE_BYTES = 16 * _HUGE
 
 Source = torch.Tensor | bytes
 
@@ -132,12 +134,22 @@ def _split_large(large: Sequence[tuple[int, Slot]], parts: _Parts) -> None:
             parts.copies.append(Copy(slot.offset + slot.size - tail, end, tail))
 
 
-def use_huge_pages(binding: Binding) -> None:
-    """Ask for huge pages under what is going to be protected: protecting and copying cost far less with them."""
-    for region in merge(binding.ranges):
+def use_huge_pages(binding: Binding) -> threading.Thread:
+    """Get huge pages under what is going to be protected, in a thread: protecting costs next to nothing with them.
+
+    Until it is done, and where the kernel has none, a save blocks somewhat longer; nothing else depends on it.
+    """
+    thread = threading.Thread(target=_use_huge_pages, args=(merge(binding.ranges),), name="pages", daemon=True)
+    thread.start()
+    return thread
+
+
+def _use_huge_pages(regions: Sequence[Region]) -> None:
+    for region in regions:
         begin, end = -(-region.address // _HUGE) * _HUGE, (region.address + region.size) // _HUGE * _HUGE
         if begin < end and advise(begin, end - begin, _MADV_HUGEPAGE):
-            advise(begin, end - begin, _MADV_COLLAPSE)
+            for at in range(begin, end, _COLLAPSE_BYTES):  # what is no longer there by now is declined
+                advise(at, min(_COLLAPSE_BYTES, end - at), _MADV_COLLAPSE)
 
 
 def touch_pages(binding: Binding) -> None:
