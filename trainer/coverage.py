@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import product
 
-from trainer.metadata import ITEM_BYTES, Chunk, Entry, Metadata, Tensor
+from trainer.entries import Chunk, Entries, group
+from trainer.metadata import ITEM_BYTES, Metadata, Tensor
 
 MAX_CORNERS = 64_000_000  # of all chunks together: bounds the time that a strange shape may take
 
@@ -21,51 +23,56 @@ def check_coverage(metadata: Metadata, sizes: Mapping[str, int]) -> None:
 
     `sizes`: bytes of each file by the path that the metadata gives it. Needs time in proportion to what is listed.
     """
-    _check_files(metadata.entries, sizes)
-    by_key: dict[str, list[Entry]] = defaultdict(list)
-    for entry in metadata.entries:
-        by_key[entry.key].append(entry)
+    entries = metadata.entries
+    _check_files(entries, sizes)
+    tiled: set[tuple[tuple[int, ...], bytes]] = set()
     for key, tensor in metadata.tensors.items():
-        check_tiling(key, tensor)
-        _check_entries(key, tensor, by_key.get(key, ()))
+        # Most tensors are cut like others, and equal boxes of one file are mostly one object.
+        pattern = tensor.size, array("q", map(id, tensor.chunks)).tobytes()
+        if pattern not in tiled:
+            check_tiling(key, tensor)
+            tiled.add(pattern)
+        _check_entries(key, tensor, entries)
     for key in metadata.byte_keys:
-        count = len(by_key.get(key, ()))
+        count = len(entries.numbers_of(key))
         if count != 1:
             raise NotCovered(f"{_show(key)} has {count} entries instead of one")
 
 
-def _check_files(entries: Iterable[Entry], sizes: Mapping[str, int]) -> None:
-    by_path: dict[str, list[Entry]] = defaultdict(list)
-    for entry in entries:
-        by_path[entry.path].append(entry)
-    for path, inside in by_path.items():
+def _check_files(entries: Entries, sizes: Mapping[str, int]) -> None:
+    offsets, lengths = entries.offsets, entries.lengths
+    for path, numbers in group(entries.paths).items():
         if path not in sizes:
             raise NotCovered(f"{_show(path)} is missing")
-        inside.sort(key=lambda entry: entry.offset)
         end = 0
-        for entry in inside:
-            if entry.offset < end and entry.length:
-                raise NotCovered(f"{_show(path)}: {_show(entry.key)} lies over another item")
-            end = max(end, entry.offset + entry.length)
+        for number in sorted(numbers, key=offsets.__getitem__):
+            offset, length = offsets[number], lengths[number]
+            if offset < end and length:
+                raise NotCovered(f"{_show(path)}: {_show(entries.keys[number])} lies over another item")
+            end = max(end, offset + length)
         if end > sizes[path]:
             raise NotCovered(f"{_show(path)} has {sizes[path]} bytes, {end} are needed")
 
 
-def _check_entries(key: str, tensor: Tensor, entries: Sequence[Entry]) -> None:
+def _check_entries(key: str, tensor: Tensor, entries: Entries) -> None:
     origin = (0,) * len(tensor.size)
-    lengths: dict[tuple[int, ...], Entry] = {}
-    for entry in entries:
-        place = origin if entry.offsets is None else entry.offsets
-        if place in lengths:
+    found: dict[tuple[int, ...], int] = {}
+    for number in entries.numbers_of(key):
+        place = entries.places[number]
+        if place is None:
+            place = origin
+        if place in found:
             raise NotCovered(f"{_show(key)} has two entries for its part at {list(place)}")
-        lengths[place] = entry
+        found[place] = number
+    item_bytes, lengths, packed = ITEM_BYTES[tensor.dtype], entries.lengths, entries.packed
     for chunk in tensor.chunks:
-        wanted = math.prod(chunk.sizes) * ITEM_BYTES[tensor.dtype]
-        found = lengths.get(chunk.offsets)
-        if found is None and wanted:
-            raise NotCovered(f"{_show(key)}: its part at {list(chunk.offsets)} lies in no file")
-        if found is not None and found.is_plain and found.length < wanted:
-            raise NotCovered(f"{_show(key)}: its part at {list(chunk.offsets)} has {found.length} bytes of {wanted}")
+        wanted = math.prod(chunk.sizes) * item_bytes
+        at = found.get(chunk.offsets)
+        if at is None:
+            if wanted:
+                raise NotCovered(f"{_show(key)}: its part at {list(chunk.offsets)} lies in no file")
+        elif lengths[at] < wanted and at not in packed:
+            raise NotCovered(f"{_show(key)}: its part at {list(chunk.offsets)} has {lengths[at]} bytes of {wanted}")
 
 
 # ---------------------------------------------------------------- boxes
@@ -82,14 +89,30 @@ def check_tiling(key: str, tensor: Tensor) -> None:
     if not math.prod(tensor.size):
         return
     axes = [axis for axis in range(len(tensor.size)) if _is_split(tensor, axis)]
+    if not (_abut(tensor, axes[0]) if len(axes) == 1 else _cancel(key, tensor, axes)):
+        raise NotCovered(f"{_show(key)}: its parts leave a hole, or lie over each other")
+
+
+def _abut(tensor: Tensor, axis: int) -> bool:
+    """True when the parts follow each other from end to end of an axis, the only one along which it is cut."""
+    end = 0
+    for first, count in sorted((chunk.offsets[axis], chunk.sizes[axis]) for chunk in tensor.chunks):
+        if not count:
+            continue
+        if first != end:
+            return False
+        end = first + count
+    return end == tensor.size[axis]
+
+
+def _cancel(key: str, tensor: Tensor, axes: Sequence[int]) -> bool:
     if len(tensor.chunks) << len(axes) > MAX_CORNERS:
         raise NotCovered(f"{_show(key)} is cut in too many ways to be checked")
     corners: Counter[tuple[int, ...]] = Counter()
     for chunk in tensor.chunks:
         _add_corners(corners, [(chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]) for axis in axes], 1)
     _add_corners(corners, [(0, tensor.size[axis]) for axis in axes], -1)
-    if any(corners.values()):
-        raise NotCovered(f"{_show(key)}: its parts leave a hole, or lie over each other")
+    return not any(corners.values())
 
 
 def _check_inside(key: str, size: tuple[int, ...], chunk: Chunk) -> None:

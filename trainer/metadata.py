@@ -10,11 +10,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.pickled import Names, PickleRefused, Record, read_pickle
+from trainer.entries import Chunk, Entries, Entry
+from trainer.pickled import MAX_OPCODES, Names, PickleRefused, PickleTooLong, Record, Table, read_pickle
+from trainer.series import MAX_DIMENSIONS, make_readers
+
+__all__ = [
+    "ITEM_BYTES",
+    "MAX_METADATA_BYTES",
+    "METADATA_NAME",
+    "Chunk",
+    "Entries",
+    "Entry",
+    "Metadata",
+    "MetadataRefused",
+    "MetadataTooLarge",
+    "Tensor",
+    "read_metadata",
+]
 
 METADATA_NAME = ".metadata"
-MAX_METADATA_BYTES = 256 * 1024 * 1024
-MAX_DIMENSIONS = 64
+MAX_METADATA_BYTES = 768 * 1024 * 1024  # some 5 million parts
 MAX_PATH_CHARS = 4096
 
 
@@ -22,12 +37,8 @@ class MetadataRefused(ValueError):
     """It is not the metadata of a distributed checkpoint; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A box of a tensor that is stored as one item."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+class MetadataTooLarge(MetadataRefused):
+    """It may well be, and is larger than is read here: that says nothing of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +51,12 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Where one item lies. `offsets`: of its chunk; None: it belongs to no tensor.
-
-    `is_plain` False: it went through a transform (compressed, for example).
-    """
-
-    key: str
-    offsets: tuple[int, ...] | None
-    path: str
-    offset: int
-    length: int
-    is_plain: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
     """What the file says. `byte_keys`: of everything that is no tensor."""
 
     tensors: Mapping[str, Tensor]
     byte_keys: frozenset[str]
-    entries: tuple[Entry, ...]
+    entries: Entries
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -80,14 +76,20 @@ ITEM_BYTES: Mapping[str, int] = {
 }
 
 
-def read_metadata(data: bytes) -> Metadata:
-    """The content of a `.metadata` file; raises `MetadataRefused` for anything else."""
+def read_metadata(data: bytes, *, is_bounded: bool = True) -> Metadata:
+    """The content of a `.metadata` file; raises `MetadataRefused` for anything else.
+
+    Raises `MetadataTooLarge` where it could take more than 3 GB of memory, unless `is_bounded` is False.
+    """
     if not data:
         raise MetadataRefused("it is empty")
-    if len(data) > MAX_METADATA_BYTES:
-        raise MetadataRefused(f"it has {len(data)} bytes, more than {MAX_METADATA_BYTES}")
+    if is_bounded and len(data) > MAX_METADATA_BYTES:
+        raise MetadataTooLarge(f"it has {len(data)} bytes, more than {MAX_METADATA_BYTES}")
+    limit = MAX_OPCODES if is_bounded else len(data)
     try:
-        return _convert(read_pickle(data, _NAMES))
+        return _convert(read_pickle(data, _NAMES, series=make_readers, max_opcodes=limit))
+    except PickleTooLong as error:
+        raise MetadataTooLarge(str(error)) from None
     except PickleRefused as error:
         raise MetadataRefused(str(error)) from None
 
@@ -101,10 +103,10 @@ def _take_first(arguments: tuple[Any, ...]) -> Any:
     return arguments[0]
 
 
-def _start_dict(arguments: tuple[Any, ...]) -> dict[Any, Any]:
+def _start_dict(arguments: tuple[Any, ...]) -> Table:
     if arguments:
         raise PickleRefused("it makes a dictionary of something")
-    return {}
+    return Table()
 
 
 def _join(arguments: tuple[Any, ...]) -> str:
@@ -143,7 +145,7 @@ def _convert(top: Any) -> Metadata:
     if type(top) is not Record:
         raise MetadataRefused("it is not a checkpoint's metadata")
     described, places = top.field("state_dict_metadata"), top.field("storage_data")
-    if type(described) is not dict or type(places) is not dict:
+    if type(described) is not Table or type(places) is not Table:
         raise MetadataRefused("it holds no list of what is stored")
     if not all(type(key) is str for key in described):
         raise MetadataRefused("it names what is stored by something that is no text")
@@ -151,8 +153,14 @@ def _convert(top: Any) -> Metadata:
     return Metadata(
         tensors=tensors,
         byte_keys=frozenset(key for key in described if key not in tensors),
-        entries=tuple(_entry(index, info) for index, info in places.items()),
+        entries=_entries(places),
     )
+
+
+def _entries(places: Table) -> Entries:
+    entries = places.pairs if places.pairs is not None else Entries()
+    entries.extend(_entry(index, info) for index, info in places.items())
+    return entries
 
 
 def _is_tensor(said: Any) -> bool:
@@ -181,6 +189,8 @@ def _dtype(key: str, properties: Record) -> str:
 
 
 def _chunk(key: str, said: Any) -> Chunk:
+    if type(said) is Chunk:
+        return said
     if type(said) is not Record:
         raise MetadataRefused(f"it describes a part of {key[:100]} by what is no record")
     return Chunk(offsets=_numbers(said.field("offsets")), sizes=_numbers(said.field("sizes")))

@@ -4,6 +4,9 @@ A machine of its own for the few opcodes that plain records need: it knows no mo
 but the makers in the caller's table of names. What is not in the table, every other opcode (persistent ids, extension
 codes, protocols 0 and 1) and every value that could cost more than the bytes that spell it ends the reading.
 
+Where a file holds millions of records alike, a `SeriesReader` of the caller's takes many in one step. It is a shortcut
+only: what it leaves, and all of a file that refers back to what it passed over, is read opcode by opcode.
+
 Standard library only: the service reads files with it that any user of the cluster may have written.
 """
 
@@ -11,9 +14,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-MAX_OPCODES = 50_000_000  # each makes at most one small value: bounds memory (some 4 GB) and time (some 10 s)
+MAX_OPCODES = 30_000_000  # read one by one, each makes at most one small value: some 2.5 GB, some 20 s
+MAX_KEY_PARTS = 64
 MAX_INTEGER_BYTES = 9
 
 Maker: TypeAlias = Callable[[tuple[Any, ...]], Any]
@@ -24,6 +28,19 @@ Names: TypeAlias = Mapping[
 
 class PickleRefused(ValueError):
     """It is no pickle of plain records; the message says what stands in it."""
+
+
+class PickleTooLong(PickleRefused):
+    """It may well be one, and has more to read than the caller allows."""
+
+
+class Table(dict[Any, Any]):
+    """A dictionary of the pickle. `pairs`: what a series reader has made of items that belong into it."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self) -> None:
+        self.pairs: Any = None
 
 
 class Record:
@@ -40,22 +57,56 @@ class Record:
         return self.state.get(name) if isinstance(self.state, dict) else None
 
 
-class _Global:
+class Global:
     """A name of the table, on the stack: it can be called with arguments, and nothing else."""
 
-    __slots__ = ("make",)
+    __slots__ = ("make", "module", "name", "series")
 
-    def __init__(self, make: Maker) -> None:
+    def __init__(self, module: str, name: str, make: Maker, series: SeriesReader | None) -> None:
+        self.module, self.name = module, name
         self.make = make
+        self.series = series
 
 
-def read_pickle(data: bytes, names: Names) -> Any:
+class Skipped:
+    """Stands in the memo for what a series reader has passed over without making it."""
+
+
+SKIPPED = Skipped()
+
+
+class SeriesReader(Protocol):
+    """Reads a series of records alike, spelled as Python's own pickler spells them, for one class of the table."""
+
+    def __call__(self, data: bytes, at: int, stack: list[Any], below: Any, memo: list[Any]) -> int:
+        """Where the opcodes go on that follow the series; `at` itself when there is none.
+
+        `at`: after the EMPTY_TUPLE that follows the class, which is the last thing on `stack`; `below`: what lies
+        under the open mark, None where there is none. In place of the class the records go on the stack (or to the
+        `pairs` of a `Table` below), and to the memo all that its opcodes store there, or SKIPPED for it.
+        """
+
+
+def read_pickle(
+    data: bytes,
+    names: Names,
+    *,
+    series: Callable[[], Mapping[tuple[str, str], SeriesReader]] = dict,
+    max_opcodes: int | None = None,
+) -> Any:
     """The value that a pickle spells, of plain values, lists, dictionaries, tuples and what the table's makers give.
+
+    `series` makes readers of series of records, by the name of their class. `max_opcodes`: so many are read, not
+    counting those in a series; by default `MAX_OPCODES`. Raises `PickleTooLong` where there are more.
 
     Raises `PickleRefused` for everything else. The value may refer to itself: walk it only where its shape is known.
     """
+    limit = MAX_OPCODES if max_opcodes is None else max_opcodes
     try:
-        return _run(data, names)
+        try:
+            return _run(data, names, series(), limit)
+        except _Refetched:
+            return _run(data, names, {}, limit)
     except PickleRefused:
         raise
     except (IndexError, struct.error):
@@ -64,19 +115,26 @@ def read_pickle(data: bytes, names: Names) -> Any:
         raise PickleRefused(f"it can't be read: {type(error).__name__}: {str(error)[:100]}") from None
 
 
-def _run(data: bytes, names: Names) -> Any:  # noqa: PLR0915
+class _Refetched(Exception):
+    """Something is fetched from the memo that a series reader has passed over."""
+
+
+def _run(data: bytes, names: Names, series: Mapping[tuple[str, str], SeriesReader], limit: int) -> Any:  # noqa: PLR0915
     """One long function: a call for each of millions of opcodes would take most of the time."""
     stack: list[Any] = []
     outer: list[list[Any]] = []  # stacks below the open marks
     memo: list[Any] = []
     size, at = len(data), 0
-    for _ in range(MAX_OPCODES):
+    for _ in range(min(limit, size)):
         code = data[at]
         at += 1
         if code == 0x94:  # MEMOIZE
             memo.append(stack[-1])
         elif code == 0x68:  # BINGET
-            stack.append(memo[data[at]])
+            value = memo[data[at]]
+            if value is SKIPPED:
+                raise _Refetched
+            stack.append(value)
             at += 1
         elif code == 0x8C:  # SHORT_BINUNICODE
             end = at + 1 + data[at]
@@ -84,7 +142,10 @@ def _run(data: bytes, names: Names) -> Any:  # noqa: PLR0915
             at = end
         elif code == 0x6A:  # LONG_BINGET
             (place,) = _UINT.unpack_from(data, at)
-            stack.append(memo[place])
+            value = memo[place]
+            if value is SKIPPED:
+                raise _Refetched
+            stack.append(value)
             at += 4
         elif code == 0x4B:  # BININT1
             stack.append(data[at])
@@ -93,9 +154,14 @@ def _run(data: bytes, names: Names) -> Any:  # noqa: PLR0915
             outer.append(stack)
             stack = []
         elif code == 0x29:  # EMPTY_TUPLE
+            if series and stack and type(stack[-1]) is Global and stack[-1].series is not None:
+                after = stack[-1].series(data, at, stack, outer[-1][-1] if outer and outer[-1] else None, memo)
+                if after > at:
+                    at = after
+                    continue
             stack.append(())
         elif code == 0x7D:  # EMPTY_DICT
-            stack.append({})
+            stack.append(Table())
         elif code in (0x81, 0x52):  # NEWOBJ, REDUCE
             arguments = stack.pop()
             stack[-1] = _make(stack[-1], arguments)
@@ -139,9 +205,11 @@ def _run(data: bytes, names: Names) -> Any:  # noqa: PLR0915
             del stack[-2:]
             _set_items(stack[-1], items)
         elif code == 0x71:  # BINPUT
+            series = {}  # they rely on a memo in which nothing is replaced
             _put(memo, data[at], stack[-1])
             at += 1
         elif code == 0x72:  # LONG_BINPUT
+            series = {}
             _put(memo, _UINT.unpack_from(data, at)[0], stack[-1])
             at += 4
         elif code in (0x58, 0x42):  # BINUNICODE, BINBYTES
@@ -167,10 +235,10 @@ def _run(data: bytes, names: Names) -> Any:  # noqa: PLR0915
             at += 8
         elif code == 0x93:  # STACK_GLOBAL
             name = stack.pop()
-            stack[-1] = _find(names, stack[-1], name)
+            stack[-1] = _find(names, series, stack[-1], name)
         elif code == 0x63:  # GLOBAL
             module, name, at = _read_global(data, at)
-            stack.append(_find(names, module, name))
+            stack.append(_find(names, series, module, name))
         elif code == 0x95:  # FRAME: all of it is in memory, its length says nothing new
             at += 8
         elif code == 0x80:  # PROTO
@@ -183,7 +251,9 @@ def _run(data: bytes, names: Names) -> Any:  # noqa: PLR0915
             return stack[0]
         else:
             raise PickleRefused(f"it uses opcode 0x{code:02x}, which no plain record needs")
-    raise PickleRefused(f"it is too long: more than {MAX_OPCODES:,} opcodes")
+    if limit >= size:
+        raise PickleRefused("it is cut")
+    raise PickleTooLong(f"it is too long: more than {limit:,} opcodes")
 
 
 _INT, _UINT, _UINT64, _FLOAT = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q"), struct.Struct(">d")
@@ -212,7 +282,7 @@ def _put(memo: list[Any], place: int, value: Any) -> None:
 
 
 def _make(called: Any, arguments: Any) -> Any:
-    if type(called) is not _Global or type(arguments) is not tuple:
+    if type(called) is not Global or type(arguments) is not tuple:
         raise PickleRefused("it makes an object of something that is no class")
     return called.make(arguments)
 
@@ -220,20 +290,24 @@ def _make(called: Any, arguments: Any) -> Any:
 def _build(made: Any, state: Any) -> None:
     if type(made) is not Record or made.state is not None:
         raise PickleRefused("it gives a state to something that has none")
-    if type(state) is tuple and len(state) == 2 and state[0] is None and type(state[1]) is dict:
+    if type(state) is tuple and len(state) == 2 and state[0] is None and type(state[1]) is Table:
         state = state[1]  # of a class with slots
     made.state = state
 
 
 def _set_items(target: Any, items: list[Any]) -> None:
-    if type(target) is not dict or len(items) % 2:
+    if type(target) is not Table or len(items) % 2:
         raise PickleRefused("it stores a key in something that is no dictionary")
     keys = items[::2]
     for key in keys:
-        if type(key) not in _KEYS and not (type(key) is tuple and all(type(part) in _KEYS for part in key)):
+        if type(key) not in _KEYS and not (type(key) is tuple and _is_flat(key)):
             # the hash of a tuple of tuples may take for ever, or the whole of the machine's stack
-            raise PickleRefused("it uses a nested value as a key")
+            raise PickleRefused("it uses a nested or a long value as a key")
     target.update(zip(keys, items[1::2], strict=True))
+
+
+def _is_flat(key: tuple[Any, ...]) -> bool:
+    return len(key) <= MAX_KEY_PARTS and all(type(part) in _KEYS for part in key)
 
 
 _KEYS = frozenset({str, int, bool, type(None), bytes, float, Record})  # a record is told by its identity
@@ -245,7 +319,7 @@ def _extend(target: Any, items: list[Any]) -> None:
     target.extend(items)
 
 
-def _find(names: Names, module: Any, name: Any) -> Any:
+def _find(names: Names, series: Mapping[tuple[str, str], SeriesReader], module: Any, name: Any) -> Any:
     if type(module) is not str or type(name) is not str:
         raise PickleRefused("it names something by no text")
     try:
@@ -253,7 +327,7 @@ def _find(names: Names, module: Any, name: Any) -> Any:
     except KeyError:
         shown = f"{module[:80]}.{name[:80]}"
         raise PickleRefused(f"it names {shown}, which is none of its own types") from None
-    return found if isinstance(found, str) else _Global(found)
+    return found if isinstance(found, str) else Global(module, name, found, series.get((module, name)))
 
 
 def _read_global(data: bytes, at: int) -> tuple[str, str, int]:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from supervisor.layouts.found import Candidate, Found, Piece
-from supervisor.layouts.metadata import (
-    MAX_METADATA_BYTES,
-    METADATA_NAME,
-    Entry,
-    Metadata,
-    check_files,
-    read_metadata,
-)
+from supervisor.layouts.found import Candidate, Found, Piece, Seal
+from supervisor.layouts.metadata import METADATA_NAME, Metadata, TooLarge, check_files, read_opened
 from supervisor.layouts.tree import Broken, Tree, Unfinished
+from trainer.entries import group
 
 __all__ = ["METADATA_NAME", "PATTERN", "describe", "find", "inspect", "inspect_folder"]
 
@@ -62,13 +56,14 @@ def inspect_folder(tree: Tree, folder: str) -> tuple[tuple[str, ...], tuple[Piec
         _refuse_parted(tree, folder)
         raise Unfinished(f"{path} is missing: it is written last")
     metadata = tree.once("metadata", path, lambda: _read(tree, path))
-    names = sorted({entry.path for entry in metadata.entries})
+    if isinstance(metadata, TooLarge):
+        raise metadata
+    names = sorted(set(metadata.entries.paths))
     if not names:
         raise Broken(f"{path} names no file")
     sizes = {name: tree.file(f"{folder}/{name}").size for name in names}
     tree.once("coverage", path, lambda: _check(folder, metadata, sizes))
-    pieces = tuple(_piece(folder, entry) for entry in sorted(metadata.entries, key=lambda e: (e.path, e.offset)))
-    return (path, *(f"{folder}/{name}" for name in names)), pieces, metadata
+    return (path, *(f"{folder}/{name}" for name in names)), _pieces(folder, metadata), metadata
 
 
 def _refuse_parted(tree: Tree, folder: str) -> None:
@@ -79,10 +74,13 @@ def _refuse_parted(tree: Tree, folder: str) -> None:
         )
 
 
-def _read(tree: Tree, path: str) -> Metadata:
-    data = tree.read(path, MAX_METADATA_BYTES)
+def _read(tree: Tree, path: str) -> Metadata | TooLarge:
+    """The error is a value: it is remembered, as the content is, and does not cost half a minute again."""
     try:
-        return read_metadata(data)
+        with tree.open(path) as fd:
+            return read_opened(fd, path)
+    except TooLarge as error:
+        return error
     except Broken as error:
         raise Broken(f"{path}: {error}") from None
 
@@ -95,8 +93,14 @@ def _check(folder: str, metadata: Metadata, sizes: Mapping[str, int]) -> bool:
     return True
 
 
-def _piece(folder: str, entry: Entry) -> Piece:
-    is_zip = entry.is_plain and not entry.path.endswith(".safetensors")
-    return Piece(
-        path=f"{folder}/{entry.path}", offset=entry.offset, length=entry.length, seal="zip" if is_zip else "none"
-    )
+def _pieces(folder: str, metadata: Metadata) -> tuple[Piece, ...]:
+    """The payload, file by file."""
+    entries = metadata.entries
+    found: list[Piece] = []
+    for name, numbers in sorted(group(entries.paths).items()):
+        path = f"{folder}/{name}"
+        is_zip = not name.endswith(".safetensors")
+        for number in sorted(numbers, key=entries.offsets.__getitem__):
+            seal: Seal = "zip" if is_zip and number not in entries.packed else "none"
+            found.append(Piece(path=path, offset=entries.offsets[number], length=entries.lengths[number], seal=seal))
+    return tuple(found)

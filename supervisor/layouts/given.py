@@ -201,12 +201,13 @@ def look_at(given: Given) -> Verdict:
 
 def _look_at_own(verdict: Verdict) -> Verdict:
     given = verdict.given
-    manifest = inspect_own(given.path, _whose(given))
+    manifest, unchecked = inspect_own(given.path, _whose(given))
     verdict = replace(
         verdict,
         given=replace(given, step=manifest.step, attempt=manifest.attempt),
         size_bytes=sum(file.size_bytes for file in manifest.files),
         files=len(manifest.files),
+        detail=unchecked,
     )
     record = _read_record(given.path)
     if record is None:
@@ -214,7 +215,9 @@ def _look_at_own(verdict: Verdict) -> Verdict:
     if not record.ok:
         bad = ", ".join(record.bad_files[:5])
         return replace(verdict, condition=Condition.CORRUPT, detail=f"the nodes of its job found bad: {bad}")
-    return replace(verdict, detail="its job's nodes say that they have read it back")
+    return replace(
+        verdict, detail="; ".join(filter(None, ("its job's nodes say that they have read it back", unchecked)))
+    )
 
 
 def _read_record(path: Path) -> VerificationRecord | None:

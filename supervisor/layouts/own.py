@@ -16,7 +16,7 @@ import xxhash
 
 from supervisor.jobfiles import NotAFile, open_folder, open_parent, open_regular, read_bounded
 from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, retry_stale, run_readers
-from supervisor.layouts.metadata import MAX_METADATA_BYTES, METADATA_NAME, check_files, read_metadata
+from supervisor.layouts.metadata import METADATA_NAME, TooLarge, check_files, open_metadata
 from supervisor.layouts.tree import Broken, Unfinished
 from trainer import contract
 from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile
@@ -56,22 +56,21 @@ class _Check:
     is_unknown: bool = False
 
 
-def inspect_own(path: Path, whose: Identity) -> Manifest:
+def inspect_own(path: Path, whose: Identity) -> tuple[Manifest, str]:
     """The manifest of a whole checkpoint, by names and sizes and by what its metadata describes; no shard is read.
 
-    Raises Unfinished, Broken, and OSError when it can't be told.
+    And what could not be checked, in words; mostly empty. Raises Unfinished, Broken, and OSError when it can't be told.
     """
     return retry_stale(lambda: _inspect(path, whose))
 
 
-def _inspect(path: Path, whose: Identity) -> Manifest:
+def _inspect(path: Path, whose: Identity) -> tuple[Manifest, str]:
     manifest, _ = _read_manifest(path, whose)
     with _open(path) as folder:
         problems = [problem for file in manifest.files if (problem := _find_size_problem(folder, file))]
         if problems:
             raise Broken(_list(problems))
-        _check_described(folder, manifest)
-    return manifest
+        return manifest, _check_described(folder, manifest)
 
 
 @contextmanager
@@ -117,22 +116,23 @@ def verify_checkpoint(
     unknown = [check.problem for check in checks if check.is_unknown]
     if unknown:
         return _unknown(f"could not be read: {_list(unknown)}", total)
-    return _judge_described(path, manifest, total)
+    return _judge_described(path, manifest, total, on_bytes)
 
 
 def _unknown(detail: str, bytes_read: int = 0) -> Readback:
     return Readback(ok=None, detail=detail, bytes_read=bytes_read)
 
 
-def _judge_described(path: Path, manifest: Manifest, total: int) -> Readback:
+def _judge_described(path: Path, manifest: Manifest, total: int, on_bytes: OnBytes) -> Readback:
     try:
         with _open(path) as folder:
-            _check_described(folder, manifest)
+            unchecked = _check_described(folder, manifest, on_bytes)
     except Broken as error:
         return Readback(ok=False, detail=str(error), bytes_read=total)
     except OSError as error:
         return _unknown(f"could not be read: {error}", total)
-    return Readback(ok=True, detail=f"{len(manifest.files)} files, {total} bytes", bytes_read=total)
+    detail = f"{len(manifest.files)} files, {total} bytes"
+    return Readback(ok=True, detail="; ".join(filter(None, (detail, unchecked))), bytes_read=total)
 
 
 # ---------------------------------------------------------------- the manifest
@@ -220,15 +220,24 @@ def _digest(fd: int, on_bytes: OnBytes, *, is_cached: bool) -> tuple[int, str]:
     return size, state.hexdigest()
 
 
-def _check_described(folder: int, manifest: Manifest) -> None:
-    """Raise Broken unless what the metadata describes lies in files that the manifest guards."""
+def _check_described(folder: int, manifest: Manifest, on_bytes: OnBytes = lambda _count: None) -> str:
+    """Raise Broken unless what the metadata describes lies in files that the manifest guards.
+
+    Returns what could not be checked, in words. A metadata file that is too large to be read here is the one that was
+    written all the same: the manifest has its checksum.
+    """
     sizes: Mapping[str, int] = {file.path: file.size_bytes for file in manifest.files}
     if METADATA_NAME not in sizes:
-        return  # files of another kind: nothing says what should be in them
+        return ""  # files of another kind: nothing says what should be in them
     try:
-        check_files(read_metadata(read_bounded(METADATA_NAME, MAX_METADATA_BYTES, dir_fd=folder)), sizes)
+        metadata = open_metadata(folder)
+        on_bytes(0)  # a sign of life: both steps take seconds where there are millions of parts
+        check_files(metadata, sizes)
+    except TooLarge as error:
+        return f"{METADATA_NAME} is {error.strerror}; that the files hold all that it describes was not checked"
     except (Broken, NotAFile) as error:
         raise Broken(f"{METADATA_NAME}: {error}") from None
+    return ""
 
 
 def _list(problems: list[str]) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.pickles import Place, chunk, metadata, record, size, small, tensor
 from trainer.coverage import NotCovered, check_coverage, check_tiling
-from trainer.metadata import Chunk, Entry, Metadata, MetadataRefused, Tensor, read_metadata
+from trainer.metadata import Chunk, Entries, Entry, Metadata, MetadataRefused, Tensor, read_metadata
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 FILE = "__0_0.distcp"
@@ -41,7 +41,7 @@ def test_what_torch_and_the_frameworks_wrote_is_read_and_covered(file: Path) -> 
 def test_tensors_come_with_type_size_and_parts() -> None:
     found = read_metadata(small())
     assert found.tensors == {"w": tensor_of((4,), ((0,), (4,)))}
-    assert found.entries == (Entry(key="w", offsets=(0,), path=FILE, offset=0, length=100, is_plain=True),)
+    assert tuple(found.entries) == (Entry(key="w", offsets=(0,), path=FILE, offset=0, length=100, is_plain=True),)
     assert found.byte_keys == frozenset()
 
 
@@ -87,7 +87,9 @@ HALVES = tensor_of((4, 2), ((0, 0), (2, 2)), ((2, 0), (2, 2)))
 WHOLE = Metadata(
     tensors={"w": HALVES},
     byte_keys=frozenset({"step"}),
-    entries=(entry("w", (0, 0), 0, 20), entry("w", (2, 0), 0, 20, "__1_0.distcp"), entry("step", None, 20, 5)),
+    entries=Entries(
+        [entry("w", (0, 0), 0, 20), entry("w", (2, 0), 0, 20, "__1_0.distcp"), entry("step", None, 20, 5)]
+    ),
 )
 SIZES = {FILE: 25, "__1_0.distcp": 20}
 
@@ -114,12 +116,12 @@ def test_whatever_is_missing_or_in_the_way_is_named(
     entries: tuple[Entry, ...], sizes: dict[str, int], word: str
 ) -> None:
     with pytest.raises(NotCovered, match=word):
-        check_coverage(replace(WHOLE, entries=entries), sizes)
+        check_coverage(replace(WHOLE, entries=Entries(entries)), sizes)
 
 
 def test_the_length_of_what_was_compressed_says_nothing() -> None:
     packed = replace(WHOLE.entries[0], length=3, is_plain=False)
-    check_coverage(replace(WHOLE, entries=(packed, *WHOLE.entries[1:])), SIZES)
+    check_coverage(replace(WHOLE, entries=Entries([packed, *WHOLE.entries[1:]])), SIZES)
 
 
 # ---------------------------------------------------------------- boxes

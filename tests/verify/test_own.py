@@ -101,7 +101,7 @@ def test_what_is_described_and_not_there_is_refused_though_all_checksums_match(
 
 def test_a_file_that_the_manifest_does_not_guard_counts_as_missing(tmp_path: Path) -> None:
     folder = publish(tmp_path / "gpt")
-    manifest = inspect_own(folder, Identity())
+    manifest, _ = inspect_own(folder, Identity())
     files = tuple(file for file in manifest.files if file.path != SHARDS[1])
     (folder / MANIFEST_NAME).write_bytes(seal_manifest(replace(manifest, files=files)))
     assert f"{SHARDS[1]} is missing" in verify(folder).detail

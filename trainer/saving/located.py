@@ -87,7 +87,13 @@ class Located:
 
     def read_metadata(self) -> Metadata:
         """The metadata, whose checksum was right; raises `CopyFailed`."""
-        return self.read_safely(METADATA_NAME, self._parse_metadata)
+        try:
+            return self.read_safely(METADATA_NAME, self._parse_metadata)
+        except MemoryError:
+            failure = Failure(
+                copy=self.copy_of(METADATA_NAME), reason="needs more memory than there is", errno=errno.ENOMEM
+            )
+            raise CopyFailed(failure) from None
 
     def _parse_metadata(self, file: OpenFile) -> Metadata:
         expected = self.files[METADATA_NAME]
@@ -95,7 +101,7 @@ class Located:
         if checksum_bytes(data) != expected.xxh3_128:
             raise Damaged("does not match its checksum")
         try:
-            return read_metadata(data)
+            return read_metadata(data, is_bounded=False)  # what a job could save, it must be able to load
         except MetadataRefused as error:
             raise Damaged(f"is refused: {error}") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,33 +84,43 @@ class _Restore:
 
     def prepare(self, template: Template, wanted: Callable[[str], bool]) -> tuple[Boxes, dict[str, bytes]]:
         """(what this rank has to read, the byte items)."""
-        boxes: Boxes = {}
-        items: dict[str, bytes] = {}
-        error: Exception | None = None
-        outcome = _Outcome()
-        try:
-            metadata = self._read_metadata()
-            items = {entry.key: self._located.read_item(entry) for entry in _byte_entries(metadata, wanted)}
-            state = template(dict(items)) if callable(template) else template
-            boxes = find_boxes(metadata, state)
-        except CopyFailed as failed:
-            outcome = _Outcome(failures=(failed.failure,))
-        except Mismatch as mismatch:
-            outcome = _Outcome(problems=mismatch.problems)
-        except Exception as raised:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
-            error = raised
-            outcome = _Outcome(problems=(f"{type(raised).__name__}: {raised}",), is_foreign=True)
+        metadata, outcome, error = self._hear_metadata()
+        found: tuple[Boxes, dict[str, bytes]] | None = None
+        if metadata is not None:
+            found, outcome, error = _attempt(lambda: self._prepare(metadata, template, wanted))
         outcomes = self._ranks.gather(outcome)
         if error is not None and all(other.is_foreign for other in outcomes):
             raise error
         self._judge(outcomes)
-        return boxes, items
+        assert found is not None
+        return found
+
+    def _hear_metadata(self) -> tuple[Metadata | None, _Outcome, Exception | None]:
+        """What rank 0 reads, and has checked: thousands of ranks need not read and parse hundreds of MB each."""
+        if self._ranks.world == 1:
+            return _attempt(self._read_metadata)
+        read, outcome, error = _attempt(self._pack_metadata) if self._ranks.rank == 0 else (None, _Outcome(), None)
+        packed = self._ranks.from_first(None if read is None else read[1])
+        if read is not None or packed is None:
+            return None if read is None else read[0], outcome, error
+        return pickle.loads(packed), outcome, error  # noqa: S301 - rank 0 made it, of what it read without unpickling
+
+    def _pack_metadata(self) -> tuple[Metadata, bytes]:
+        metadata = self._read_metadata()
+        return metadata, pickle.dumps(metadata)
+
+    def _prepare(
+        self, metadata: Metadata, template: Template, wanted: Callable[[str], bool]
+    ) -> tuple[Boxes, dict[str, bytes]]:
+        items = {entry.key: self._located.read_item(entry) for entry in _byte_entries(metadata, wanted)}
+        state = template(dict(items)) if callable(template) else template
+        return find_boxes(metadata, state), items
 
     def _read_metadata(self) -> Metadata:
         if METADATA_NAME not in self._sizes:
             raise Mismatch([f"its manifest does not cover {METADATA_NAME}"])
         metadata = self._located.read_metadata()
-        uncovered = sorted({entry.path for entry in metadata.entries} - set(self._sizes))
+        uncovered = sorted(set(metadata.entries.paths) - set(self._sizes))
         if uncovered:
             raise Mismatch([f"its manifest does not cover {name}" for name in uncovered])
         try:
@@ -120,7 +131,7 @@ class _Restore:
 
     def read(self, boxes: Boxes) -> None:
         """Read the boxes, and have every file checked."""
-        pending = set(self._sizes) - {METADATA_NAME}  # which every rank has checked before it believed it
+        pending = set(self._sizes) - {METADATA_NAME}  # which rank 0 has checked before it believed it
         while True:
             outcomes = self._ranks.gather(_Outcome(failures=self._read_once(boxes, pending)))
             failed = {failure.copy for outcome in outcomes for failure in outcome.failures}
@@ -174,8 +185,22 @@ class _Restore:
             raise CheckpointUnreadable(failures[0].errno, "; ".join(unread[:MAX_PROBLEMS_SHOWN]), str(self._path))
 
 
+def _attempt(work: Callable[[], T]) -> tuple[T | None, _Outcome, Exception | None]:
+    """(what `work` gives, what to tell the other ranks, what it raised that is not the checkpoint's fault)."""
+    try:
+        return work(), _Outcome(), None
+    except CopyFailed as failed:
+        return None, _Outcome(failures=(failed.failure,)), None
+    except Mismatch as mismatch:
+        return None, _Outcome(problems=mismatch.problems), None
+    except Exception as raised:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
+        return None, _Outcome(problems=(f"{type(raised).__name__}: {raised}",), is_foreign=True), raised
+
+
 def _byte_entries(metadata: Metadata, wanted: Callable[[str], bool]) -> list[Entry]:
-    return [entry for entry in metadata.entries if entry.key in metadata.byte_keys and wanted(entry.key)]
+    entries = metadata.entries
+    keys = (key for key in metadata.byte_keys if wanted(key))
+    return [entries[number] for key in keys for number in entries.numbers_of(key)]
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:
@@ -202,3 +227,9 @@ class _Ranks:
         gathered: list[Any] = [None] * self.world
         dist.all_gather_object(gathered, value, group=self._group)
         return gathered
+
+    def from_first(self, value: T) -> T:
+        """What rank 0 gives."""
+        shared: list[Any] = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(shared, group=self._group, group_src=0)
+        return shared[0]  # type: ignore[no-any-return]

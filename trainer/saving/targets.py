@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainer.metadata import Entry, Metadata, Tensor
+from trainer.metadata import Chunk, Entries, Metadata, Tensor
 from trainer.saving.regions import Box, Target, intersect
 from trainer.saving.structure import flatten, join_paths, local_tensor, name_oddity
 
@@ -26,7 +26,6 @@ class Mismatch(ValueError):
 
 def find_boxes(metadata: Metadata, state: Mapping[str, Any]) -> Boxes:
     """What this rank has to read, by file. Raises `Mismatch`."""
-    entries = _Entries(metadata)
     boxes: dict[str, list[Box]] = defaultdict(list)
     problems = []
     _, leaves = flatten(state)
@@ -35,7 +34,7 @@ def find_boxes(metadata: Metadata, state: Mapping[str, Any]) -> Boxes:
         if problem:
             problems.append(f"{key}: {problem}")
         elif isinstance(leaf, torch.Tensor):
-            for box in _boxes_of(metadata.tensors[key], entries, _target(key, leaf)):
+            for box in _boxes_of(metadata.tensors[key], metadata.entries, _target(key, leaf)):
                 boxes[box.entry.path].append(box)
     if problems:
         raise Mismatch(problems)
@@ -68,24 +67,23 @@ def _target(key: str, leaf: torch.Tensor) -> Target | None:
     return Target(key=key, offsets=tuple(chunk.offsets), local=local)
 
 
-def _boxes_of(saved: Tensor, entries: _Entries, target: Target | None) -> list[Box]:
+def _boxes_of(saved: Tensor, entries: Entries, target: Target | None) -> list[Box]:
     if target is None:
         return []
     found = []
-    for chunk in saved.chunks:
-        entry = entries.find(target.key, chunk.offsets)
-        box = None if entry is None else intersect(chunk, entry, saved.dtype, target)
+    numbers = {entries.places[number]: number for number in entries.numbers_of(target.key)}
+    for chunk in _near(saved, target):
+        number = numbers.get(chunk.offsets)  # an empty chunk need not lie anywhere
+        box = None if number is None else intersect(chunk, entries[number], saved.dtype, target)
         if box is not None:
             found.append(box)
     return found
 
 
-class _Entries:
-    """Finds the entry of a chunk."""
-
-    def __init__(self, metadata: Metadata) -> None:
-        self._known = {(entry.key, entry.offsets): entry for entry in metadata.entries}
-
-    def find(self, key: str, offsets: tuple[int, ...]) -> Entry | None:
-        """None for an empty chunk, which need not lie anywhere."""
-        return self._known.get((key, offsets))
+def _near(saved: Tensor, target: Target) -> Iterable[Chunk]:
+    """Those that may have something in common with the target: of thousands most lie in other rows."""
+    if not saved.size:
+        return saved.chunks
+    begin = target.offsets[0]
+    end = begin + target.local.shape[0]
+    return (chunk for chunk in saved.chunks if chunk.offsets[0] < end and chunk.offsets[0] + chunk.sizes[0] > begin)
