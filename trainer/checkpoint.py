@@ -16,6 +16,7 @@ The ranks agree on all of this without waiting for each other: what one is told 
     LossDiverged        the loss went wrong: exit with 79
     CheckpointRejected  every checkpoint to resume from is damaged or does not fit: exit with 78
     DataChanged, DataNotElastic   the data can't be gone on with: exit with 93
+    RunDirectoryInUse   another Checkpointer of this process, or another training, has the run directory
 
 An `Outcome` is written before these exits, because torchrun hides exit codes.
 """
@@ -34,6 +35,7 @@ import torch
 
 from trainer import contract
 from trainer.agreement import Agreement, Word
+from trainer.claims import RunDirectoryInUse, take_seat
 from trainer.data import DataChanged, parse_skip_samples
 from trainer.lastword import LastWord
 from trainer.loaders import DataNotElastic
@@ -61,6 +63,7 @@ __all__ = [
     "LossDiverged",
     "LossPolicy",
     "Restored",
+    "RunDirectoryInUse",
     "SaveFailed",
     "SaveResult",
     "SavesKeepFailing",
@@ -156,6 +159,7 @@ class Checkpointer:
         self._mover = open_mover(place)
         self._is_owed = self._exits = self._is_over = False
         self._resumed_step = 0
+        self._seat = take_seat(place.run_dir) if place.run_dir is not None else None
         if not self._state.is_elastic:
             self._progress.fix_size()
 
@@ -203,6 +207,8 @@ class Checkpointer:
             raise
         if restored is not None:
             self._resumed_step = restored.step
+            if restored.path == contract.RunPaths(self._place.run_dir).checkpoint(restored.step, self._place.attempt):
+                self._outcomes.saved_step = restored.step  # before this attempt's workers were restarted in place
             self._progress.resumed(restored.step, restored.samples)
             if self._saves is not None:
                 self._saves.saver.keep([restored.path])
@@ -418,6 +424,8 @@ class Checkpointer:
             skip(ranges)
 
     def _release(self, *, mover_s: float = 0.0) -> None:
+        if self._seat is not None:
+            self._seat.leave()
         if self._saves is not None:
             self._saves.close()
         if self._mover is not None and not self._mover.close(mover_s) and mover_s:

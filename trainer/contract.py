@@ -10,6 +10,7 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/outcome.json         Outcome, written by the training script before exit codes that torchrun hides
     attempts/<n>/advice.json          Advice, rewritten by the service while the attempt runs
     attempts/<n>/divergence.json      Divergence, written by the training script when its loss went wrong
+    attempts/<n>/claim.json           which start of the training publishes as attempt n, see trainer.claims
     attempts/<n>/reading.json         ReadLease, there while the training reads a checkpoint
     attempts/<n>/uploading.json       ReadLease of the checkpoint that is being copied to object storage
     attempts/<n>/uploads/<k>.json     UploadReport of node k, rewritten while it copies to object storage
@@ -365,6 +366,9 @@ class RunPaths:
 
     def divergence(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "divergence.json"
+
+    def claim(self, attempt: int) -> Path:
+        return self.attempt_dir(attempt) / "claim.json"
 
     def read_lease(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "reading.json"

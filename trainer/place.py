@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer import contract
+from trainer.claims import Claim
 from trainer.losswatch import LossPolicy
 
 
@@ -16,6 +17,7 @@ class Place:
     """Ranks and run of this process.
 
     `run_dir` None: nothing is written. `attempt` 0: not known yet; without a service the next free one is taken.
+    `claim`: by which this start of the training publishes as that attempt; None before the ranks have met.
     """
 
     rank: int = 0
@@ -26,6 +28,7 @@ class Place:
     run: str = "run"
     run_dir: Path | None = None
     attempt: int = 0
+    claim: Claim | None = None
     resume_from: Path | None = None
     is_supervised: bool = False  # a service chose the attempt and the checkpoint
     every_s: float = 0.0  # seconds between two checkpoints, as the service wants them

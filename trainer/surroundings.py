@@ -8,30 +8,39 @@ from pathlib import Path
 
 from trainer.advice import AdviceReader
 from trainer.agreement import Agreement
+from trainer.claims import Claim, RunDirectoryInUse, claim_given, claim_next, why_taken
 from trainer.contract import RunPaths, parse_checkpoint_name
 from trainer.mover import MoverHandle, start_mover
 from trainer.place import Place
 from trainer.saving.saver import Saver, Staging
 from trainer.schedule import SaveSchedule
-from trainer.stored import next_attempt
 from trainer.uploads import MoverPlace
 
 DEFAULT_EVERY_S = 600.0  # without a service
 
 
 def settle(place: Place, agreement: Agreement) -> Place:
-    """The place with the ranks as they have met, and an attempt number that all ranks know."""
+    """The place with the ranks as they have met, and an attempt that is this training's alone.
+
+    Raises, on every rank, `RunDirectoryInUse`.
+    """
     place = replace(place, rank=agreement.rank, world=agreement.world)
     run_dir = place.run_dir
     if run_dir is None:
         return place
-    if not place.is_supervised:
-        place = replace(place, attempt=agreement.from_rank_0(lambda: next_attempt(run_dir)))
+    if problems := [problem for problem in agreement.gather(why_taken(run_dir)) if problem]:
+        raise RunDirectoryInUse(problems[0])
+    claim = agreement.from_rank_0(lambda: _claim(run_dir, place))
+    place = replace(place, attempt=claim.attempt, claim=claim)
     if place.rank == 0:
         with suppress(OSError):
             # Of workers that were restarted in place: what they left must not explain how these ones end.
             RunPaths(run_dir).outcome(place.attempt).unlink(missing_ok=True)
     return place
+
+
+def _claim(run_dir: Path, place: Place) -> Claim:
+    return claim_given(run_dir, place.attempt) if place.is_supervised else claim_next(run_dir)
 
 
 def progress_path(place: Place) -> Path | None:
@@ -56,6 +65,7 @@ def open_saver(place: Place, agreement: Agreement, *, keep_last: int, staging: S
         RunPaths(place.run_dir).checkpoints(),
         run=place.run,
         attempt=place.attempt,
+        claim=place.claim,
         rank=place.rank,
         world=place.world,
         node_size=place.local_world,

@@ -36,6 +36,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     made: list[Training] = []
 
     def build(**options: Any) -> Training:
+        for earlier in made:  # a run directory has one at a time
+            earlier.checkpointer.close(saves=False)
         made.append(Training(tmp_path, **{"seed": 5, **options}))
         return made[-1]
 

@@ -2,7 +2,9 @@
 
 A save goes on only when every rank has staged its bytes, is COMPLETE only when every file is durable, and VERIFIED only
 when every file was read back by another node's rank. The first failure ends it for all. What is said about a save that
-has ended is answered with how it ended. A save that is held is published only when rank 0 has confirmed it.
+has ended is answered with how it ended. A save that is held is published only when rank 0 has confirmed it. A step that
+is verified already is not written again: the save is that one if every rank holds the very bytes that are there, and
+has failed if not.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _REMEMBERED = 16
+_OTHER_BYTES = (
+    "this attempt has saved and verified the step already, with other contents: it stays, and nothing of this save is "
+    "stored (each attempt saves a step once)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,8 @@ class _Save:
     sealed: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     checked: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     nearby: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)  # on the nodes' own disks
+    there: list[Mapping[str, Any]] | None = None  # files of the step that is verified already
+    compared: dict[int, list[Mapping[str, Any]]] = field(default_factory=dict)
     manifest: str = ""
     is_confirmed: bool = False
     is_opening: bool = False
@@ -109,7 +117,9 @@ class Coordinator:
             case "staged":
                 return self._staged(save_id, save, rank, message)
             case "opened":
-                return self._opened(save_id, message)
+                return self._opened(save_id, save, message)
+            case "compared":
+                return self._compared(save_id, save, rank, message)
             case "confirm":
                 save.is_confirmed = True
                 return [*self._describe_if_ready(save_id, save), *self._publish_if_ready(save_id, save)]
@@ -160,10 +170,19 @@ class Coordinator:
         save.is_opening = True
         return [Open(save=save_id, request=save.request)]
 
-    def _opened(self, save_id: str, message: Mapping[str, Any]) -> list[Action]:
-        if message["is_verified"]:
-            return self._end(save_id, is_complete=True, is_verified=True, error="")
+    def _opened(self, save_id: str, save: _Save, message: Mapping[str, Any]) -> list[Action]:
+        save.there = message["there"]
+        if save.there is not None:
+            return self._tell_all({"kind": "compare", "save": save_id})
         return self._tell_all({"kind": "open", "save": save_id, "path": message["path"]})
+
+    def _compared(self, save_id: str, save: _Save, rank: int, message: Mapping[str, Any]) -> list[Action]:
+        save.compared[rank] = list(message["files"])
+        if len(save.compared) < self._world or save.there is None:
+            return []
+        if _all_files(save.compared) == _all_files({0: save.there}):
+            return self._end(save_id, is_complete=True, is_verified=True, error="")
+        return self._fail(save_id, save, _OTHER_BYTES)
 
     def _sealed(self, save_id: str, save: _Save, rank: int, message: Mapping[str, Any]) -> list[Action]:
         save.sealed[rank] = list(message["files"])
@@ -197,7 +216,7 @@ class Coordinator:
     def _fail(self, save_id: str, save: _Save, error: str) -> list[Action]:
         # Once it is published it stays: COMPLETE, and not vouched for.
         actions = self._end(save_id, is_complete=save.is_published, is_verified=False, error=error)
-        if save.is_opening and not save.is_published:
+        if save.is_opening and not save.is_published and save.there is None:
             actions.append(Discard(save=save_id, request=save.request))
         return actions
 

@@ -249,7 +249,20 @@ def write_small(path: Path, data: bytes) -> ManifestFile:
         while view:
             view = view[stream.write(view) :]
         os.fsync(stream.fileno())
-    return ManifestFile(path=path.name, size_bytes=len(data), xxh3_128=str(xxhash.xxh3_128_hexdigest(data)))
+    return sum_small(path.name, data)
+
+
+def sum_image(
+    memory: StagingMemory, slots: Sequence[Slot], name: str, is_cancelled: Callable[[], bool]
+) -> ManifestFile:
+    """The entry for the manifest of the staged image if it were written. Raises `Cancelled`."""
+    digest = _sum(memory, slots, Frontier(), is_cancelled)
+    return ManifestFile(path=name, size_bytes=memory.size, xxh3_128=digest)
+
+
+def sum_small(name: str, data: bytes) -> ManifestFile:
+    """The entry for the manifest of a small file."""
+    return ManifestFile(path=name, size_bytes=len(data), xxh3_128=str(xxhash.xxh3_128_hexdigest(data)))
 
 
 # ---------------------------------------------------------------- reading back

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.contract import ManifestFile
-from trainer.saving.disk import Cancelled, Frontier, read_back, write_image, write_small
+from trainer.saving.disk import Cancelled, Frontier, read_back, sum_image, sum_small, write_image, write_small
 from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
 from trainer.saving.memory import StagingMemory
@@ -91,6 +91,10 @@ class Job:
         self.folder = path.name
         self._start("write", lambda: self._write(path, prepare_thread))
         self._start("read", lambda: self._read_back(path, prepare_thread))
+
+    def compare(self, prepare_thread: Callable[[], None]) -> None:
+        """Say what would be written: every rank's bytes are staged, and the step is in its place already."""
+        self._start("compare", lambda: self._compare(prepare_thread))
 
     def hear_peer(self, event: Event) -> None:
         """What the rank whose files are read back here has written."""
@@ -168,6 +172,16 @@ class Job:
                 error.filename = str(path / prepared.name)
             raise
         self._tell("sealed", files=[asdict(file) for file in files])
+
+    def _compare(self, prepare_thread: Callable[[], None]) -> None:
+        prepare_thread()
+        files: list[ManifestFile] = []
+        prepared = self._prepared
+        if prepared.metadata is not None:
+            files.append(sum_small(METADATA_NAME, prepared.metadata))
+        if prepared.memory.size:
+            files.append(sum_image(prepared.memory, prepared.slots, prepared.name, self._cancelled.is_set))
+        self._tell("compared", files=[asdict(file) for file in files])
 
     def _write_nearby(self, disk: NearbyDisk, name: str, prepare_thread: Callable[[], None]) -> None:
         prepared = self._prepared

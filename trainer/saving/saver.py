@@ -17,12 +17,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 
+from trainer.claims import Claim
 from trainer.contract import checkpoint_name
 from trainer.saving.image import Image
 from trainer.saving.link import LinkLost, Message
@@ -93,7 +94,8 @@ class Saver:
 
     `gather` (all_gather_object, say) is called once, here. `node_size`: ranks on a node, so that another node reads
     back where there is one. `staging`: "protect" raises RuntimeError where write protection does not work, "auto"
-    copies there. `keep_last`: prune older checkpoints; None where a service does. `nice`: of what writes.
+    copies there. `keep_last`: prune older checkpoints; None where a service does. `claim`: nothing is published without
+    it (trainer.claims); None where nobody else can be there. `nice`: of what writes.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Saver:
         local_dir: Path | None = None,
         upload_bytes_per_s: float = 0.0,
         keep_last: int | None = None,
+        claim: Claim | None = None,
         nice: int = 19,
         stage_limit_s: float = STAGE_LIMIT_S,
     ) -> None:
@@ -129,6 +132,7 @@ class Saver:
             "addresses": self._meeting.addresses,
             "secret": self._meeting.secret,
             "keep_last": keep_last,
+            "claim": asdict(claim) if claim is not None else None,
             "nice": nice,
             "local_dir": str(local_dir) if local_dir is not None else "",
             "upload_bytes_per_s": upload_bytes_per_s,

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.claims import Claim, ClaimLost
 from trainer.saving.coordinator import Action, Coordinator, Describe, Discard, Open, Publish, Tell, Vouch
 from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
@@ -65,6 +66,7 @@ class Writer:
             attempt=int(config["attempt"]),
             world=int(config["world"]),
             keep_last=config["keep_last"],
+            claim=Claim(**config["claim"]) if config["claim"] is not None else None,
         )
         local = str(config["local_dir"])
         self._nearby = NearbyDisk(Path(local) / self._destination.run) if local else None
@@ -270,6 +272,8 @@ class Writer:
             case "open":
                 self._tell_rank({"kind": "phase", "phase": "writing"})
                 job.open(Path(message["path"]), self._lower_priority)
+            case "compare":
+                job.compare(self._lower_priority)
             case "peer_written" | "peer_sealed":
                 job.hear_peer(message)
             case "nearby" if self._nearby is not None and self._rank % int(self._config["node_size"]) == 0:
@@ -431,9 +435,9 @@ class _Hub:
         try:
             match action:
                 case Open():
-                    is_verified = open_folder(destination, step)
+                    there = open_folder(destination, step)
                     path = str(destination.path(step))
-                    return {"kind": "opened", "save": action.save, "is_verified": is_verified, "path": path}
+                    return {"kind": "opened", "save": action.save, "there": there, "path": path}
                 case Describe():
                     described = describe(destination, action.request, action.files).decode()
                     return {"kind": "described", "save": action.save, "manifest": described}
@@ -446,7 +450,9 @@ class _Hub:
                     problems = "; ".join(f"{file['path']} {file['reason']}" for file in action.bad)
                     return {"kind": "vouched", "save": action.save, "error": problems}
                 case Discard():
-                    discard(destination.path(step))
+                    discard(destination, step)
+        except ClaimLost as error:
+            return {"kind": "failed", "save": action.save, "error": str(error)}
         except OSError as error:
             return {"kind": "failed", "save": action.save, "error": f"{error.filename}: {error.strerror}"}
         except Exception as error:  # noqa: BLE001 - whatever it is: the ranks must hear of it

@@ -34,7 +34,7 @@ def _check_all(coordinator: Coordinator, world: int, unknown: Sequence[Any] = ()
 def _published(world: int) -> Coordinator:
     coordinator = Coordinator(world=world, node_size=1)
     _stage_all(coordinator, world)
-    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    _say(coordinator, 0, "opened", there=None, path="/c")
     _seal_all(coordinator, world)
     _say(coordinator, 0, "published", manifest="{}")
     return coordinator
@@ -53,21 +53,48 @@ def test_no_folder_is_made_before_every_rank_has_staged_its_bytes() -> None:
 def test_everyone_writes_as_soon_as_the_folder_is_there() -> None:
     coordinator = Coordinator(world=2, node_size=1)
     _stage_all(coordinator, 2)
-    told = _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    told = _say(coordinator, 0, "opened", there=None, path="/c")
     assert [(a.rank, a.message["kind"]) for a in told if isinstance(a, Tell)] == [(0, "open"), (1, "open")]
 
 
-def test_a_step_that_is_verified_already_is_not_written_again() -> None:
+def _compare(*sums: str) -> tuple[Coordinator, list[Action]]:
+    """Two ranks save a step that is verified already, and hold files of these checksums."""
     coordinator = Coordinator(world=2, node_size=1)
     _stage_all(coordinator, 2)
-    ended = _ends(_say(coordinator, 0, "opened", is_verified=True, path="/c"))
-    assert [ended[rank]["is_verified"] for rank in (0, 1)] == [True, True]
+    there = [{"path": f"{rank}", "size_bytes": 8, "xxh3_128": f"sum {rank}"} for rank in (0, 1)]
+    told = _say(coordinator, 0, "opened", there=there, path="/c")
+    assert [(a.rank, a.message["kind"]) for a in told if isinstance(a, Tell)] == [(0, "compare"), (1, "compare")]
+    for rank, sum_ in enumerate(sums):
+        told = _say(coordinator, rank, "compared", files=[{"path": f"{rank}", "size_bytes": 8, "xxh3_128": sum_}])
+    return coordinator, told
+
+
+def test_a_step_that_is_verified_already_with_the_same_bytes_is_not_written_again() -> None:
+    _, told = _compare("sum 0", "sum 1")
+    assert [_ends(told)[rank]["is_verified"] for rank in (0, 1)] == [True, True]
+    assert not any(isinstance(action, Discard) for action in told)
+
+
+def test_a_step_that_is_verified_already_with_other_bytes_fails_the_save_and_stays() -> None:
+    _, told = _compare("sum 0", "another")
+    for rank in (0, 1):
+        assert not _ends(told)[rank]["is_complete"]
+        assert not _ends(told)[rank]["is_verified"]
+        assert "with other contents" in _ends(told)[rank]["error"]
+    assert not any(isinstance(action, Discard) for action in told)
+
+
+def test_a_writer_that_is_lost_while_a_verified_step_is_compared_removes_nothing() -> None:
+    coordinator, _ = _compare("sum 0")
+    told = coordinator.lose(1)
+    assert not _ends(told)[0]["is_verified"]
+    assert not any(isinstance(action, Discard) for action in told)
 
 
 def test_the_manifest_waits_for_the_last_durable_file() -> None:
     coordinator = Coordinator(world=2, node_size=1)
     _stage_all(coordinator, 2)
-    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    _say(coordinator, 0, "opened", there=None, path="/c")
     first = _say(coordinator, 1, "sealed", files=[{"path": "f1"}])
     assert not [a for a in first if isinstance(a, Publish)]
     second = _say(coordinator, 0, "sealed", files=[{"path": "f0"}])
@@ -93,7 +120,7 @@ def test_it_is_vouched_for_when_everyone_has_read_everything_back() -> None:
 def test_what_was_read_back_before_the_manifest_counts_when_it_is_there() -> None:
     coordinator = Coordinator(world=1, node_size=1)
     _stage_all(coordinator, 1)
-    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    _say(coordinator, 0, "opened", there=None, path="/c")
     _seal_all(coordinator, 1)
     assert _check_all(coordinator, 1) == []
     assert [a for a in _say(coordinator, 0, "published", manifest="{}") if isinstance(a, Vouch)]
@@ -110,7 +137,7 @@ def test_a_file_that_could_not_be_read_leaves_the_checkpoint_complete_and_unveri
 def test_the_first_failure_ends_the_save_for_all_with_its_rank_and_reason() -> None:
     coordinator = Coordinator(world=3, node_size=1)
     _stage_all(coordinator, 3)
-    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    _say(coordinator, 0, "opened", there=None, path="/c")
     actions = _say(coordinator, 2, "failed", error="/c/f2: No space left on device")
     assert {rank: told["error"] for rank, told in _ends(actions).items()} == dict.fromkeys(
         range(3), "rank 2: /c/f2: No space left on device"
@@ -157,7 +184,7 @@ def _held(world: int) -> Coordinator:
     coordinator = Coordinator(world=world, node_size=1)
     for rank in range(world):
         _say(coordinator, rank, "staged", request={**REQUEST, "is_held": True})
-    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    _say(coordinator, 0, "opened", there=None, path="/c")
     actions = [a for rank in range(world) for a in _say(coordinator, rank, "nearby", files=[{"path": f"f{rank}"}])]
     assert not any(isinstance(action, Publish | Describe) for action in [*actions, *_seal_all(coordinator, world)])
     return coordinator
@@ -174,7 +201,7 @@ def test_a_confirmation_may_come_first() -> None:
     coordinator = Coordinator(world=1, node_size=1)
     assert _say(coordinator, 0, "confirm") == []
     _say(coordinator, 0, "staged", request={**REQUEST, "is_held": True})
-    _say(coordinator, 0, "opened", is_verified=False, path="/c")
+    _say(coordinator, 0, "opened", there=None, path="/c")
     assert any(isinstance(action, Publish) for action in _seal_all(coordinator, 1))
 
 

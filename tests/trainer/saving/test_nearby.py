@@ -133,7 +133,7 @@ def opened() -> Coordinator:
     coordinator = Coordinator(world=2, node_size=1)
     for rank in range(2):
         said(coordinator, rank, "staged", request={"step": 7})
-    said(coordinator, 0, "opened", is_verified=False, path="/c")
+    said(coordinator, 0, "opened", there=None, path="/c")
     return coordinator
 
 

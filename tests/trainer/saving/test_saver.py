@@ -155,15 +155,23 @@ def test_another_structure_gets_memory_of_its_own(tmp_path: Path) -> None:
         assert crew.stored(2) == before
 
 
-def test_a_step_that_this_attempt_has_verified_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_step_is_saved_once_and_only_the_same_bytes_count_as_saved_again(tmp_path: Path) -> None:
     with _crew(tmp_path) as crew:
         crew.save(1)
         before = crew.stored(1)
-        for value in crew.values[0]:
+        written = _step(crew, 1).stat().st_mtime_ns
+        assert all(result.is_verified for result in crew.save(1))
+        for value in crew.values[1]:
             if not isinstance(value, bytes):
                 value.add_(1)
-        assert all(result.is_verified for result in crew.save(1))
+        for result in crew.save(1):
+            assert not result.is_complete
+            assert not result.is_verified
+            assert "verified the step already, with other contents" in result.error
         assert crew.stored(1) == before
+        assert _step(crew, 1).stat().st_mtime_ns == written
+        assert all(result.is_verified for result in crew.save(2))
+        assert crew.stored(2) != before
 
 
 def test_a_leftover_of_this_attempt_makes_room(tmp_path: Path) -> None:
