@@ -1,21 +1,27 @@
 """The live tensors of a model and its optimizer, by names that don't depend on how the model is wrapped.
 
 Finding them is slow (torch walks all modules and makes new tensors), and a save waits for it. So the found ones are
-kept, and looked at again before each save: as long as every parameter, buffer and optimizer state is the very object
-it was, with its data where it was, the tensors found before are the ones to save.
+kept, and looked at again before each save: as long as everything that they were found by is as it was, and each shares
+the memory of the live one exactly, the tensors found before are the ones to save.
+
+They are detached and keep their memory: what is copied behind a training that gives its tensors other memory is theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, compress
+from operator import is_
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+from trainer.aliases import Aliases, place_of
+from trainer.moduletree import ModuleTree
 
 
 class UnsupportedModel(TypeError):
@@ -35,61 +41,39 @@ class ModelLeaves:
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             raise UnsupportedModel("the model is wrapped by FullyShardedDataParallel (FSDP1): use fully_shard (FSDP2)")
         self._model = model
-        self._slots: tuple[_Slot, ...] = ()
-        self._shape: tuple[tuple[dict[str, Any], int], ...] = ()
-        self._is_kept = False
+        self._tree: ModuleTree | None = None  # None: to be found anew
+        self._is_saved: list[bool] = []  # of each slot of the tree
+        self._aliases = Aliases([])
         self.tensors: dict[str, torch.Tensor] = {}
         self.others: dict[str, Any] = {}
         self.buffers: frozenset[str] = frozenset()
 
     def refresh(self) -> bool:
         """Bring the leaves up to date; True if they had to be found anew."""
-        if self._is_kept and self._is_unchanged():
+        if self._tree is not None and self._is_unchanged(self._tree):
             return False
+        self._tree = None
         found = get_model_state_dict(self._model)
         self.tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
         self.others = {name: value for name, value in found.items() if name not in self.tensors}
-        self._slots = tuple(_slots_of(self._model))
-        self._shape = tuple(
-            (part, len(part))
-            for module in self._model.modules()
-            for part in (module._parameters, module._buffers, module._modules)  # noqa: SLF001 - no public view is cheap
-        )
         self.buffers = frozenset(clean_name(self._model, name) for name, _ in self._model.named_buffers())
+        tree = ModuleTree(self._model)
         # State that is made on asking (extra state, hooks) is asked for again each time.
-        places = {slot.place for slot in self._slots}
-        self._is_kept = not self.others and all(place_of(value) in places for value in self.tensors.values())
+        if tree.is_plain and not self.others and self._watch(tree):
+            self._tree = tree
         return True
 
-    def _is_unchanged(self) -> bool:
-        for slot in self._slots:
-            tensor = slot.holder.get(slot.name)
-            if tensor is not slot.tensor or place_of(tensor) != slot.place:
-                return False
-        return all(len(part) == size for part, size in self._shape)
+    def _watch(self, tree: ModuleTree) -> bool:
+        """Find the slots of what is saved; False when some of it is in no slot."""
+        slots = tree.slots()
+        places = [place_of(slot) if slot is not None else None for slot in slots]
+        wanted = {place_of(value) for value in self.tensors.values()}
+        self._is_saved = [place is not None and place in wanted for place in places]
+        self._aliases = Aliases(list(compress(slots, self._is_saved)))
+        return None not in wanted and wanted <= set(places)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Slot:
-    holder: dict[str, Any]  # a module's parameters or buffers
-    name: str
-    tensor: torch.Tensor
-    place: int
-
-
-def _slots_of(model: torch.nn.Module) -> Iterator[_Slot]:
-    for module in model.modules():
-        for holder in (module._parameters, module._buffers):  # noqa: SLF001
-            for name, tensor in holder.items():
-                if tensor is not None:
-                    yield _Slot(holder=holder, name=name, tensor=tensor, place=place_of(tensor))
-
-
-def place_of(tensor: torch.Tensor) -> int:
-    """Where the data of a tensor (of this rank's part of it) lies."""
-    if type(tensor) is DTensor or isinstance(tensor, DTensor):
-        return tensor._local_tensor.data_ptr()  # noqa: SLF001 - to_local() makes a tensor, which is what costs
-    return tensor.data_ptr()
+    def _is_unchanged(self, tree: ModuleTree) -> bool:
+        return tree.is_unchanged() and self._aliases.fit(list(compress(tree.slots(), self._is_saved)))
 
 
 def clean_name(model: torch.nn.Module, name: str) -> str:
@@ -119,17 +103,18 @@ _IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differ
 
 
 class OptimizerLeaves:
-    """The state of an optimizer by the names of its parameters; found again when an entry is another object.
+    """The state of an optimizer by the names of its parameters; found again when any entry is another one.
 
-    `tensors`: per parameter its tensors by name. `others`: per parameter what is no tensor.
+    `tensors`: per parameter its tensors by name: live ones, detached. `others`: per parameter what is no tensor.
     `names`: the parameters of each group.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._entries: tuple[_Entry, ...] = ()
-        self._groups: tuple[list[Any], ...] = ()
-        self._sizes: tuple[int, ...] = ()
+        self._sizes: list[int] = []  # of the groups
+        self._known: list[torch.Tensor] = []
+        self._entries: list[tuple[str, ...]] = []  # their names, for each parameter
+        self._aliases = Aliases([])
         self._is_kept = False
         self.tensors: dict[str, dict[str, torch.Tensor]] = {}
         self.others: dict[str, dict[str, Any]] = {}
@@ -148,48 +133,40 @@ class OptimizerLeaves:
             self.names = [[names[parameter] for parameter in group["params"]] for group in groups]
         except KeyError:
             raise UnsupportedModel("the optimizer holds a parameter that is not one of the model's") from None
-        self.parameters = {names[p]: p for group in groups for p in group["params"]}
-        self._groups = tuple(group["params"] for group in groups)
-        self._sizes = tuple(len(parameters) for parameters in self._groups)
-        self._entries = tuple(self._find_entries(names))
+        self._sizes = [len(group["params"]) for group in groups]
+        self._known = [parameter for group in groups for parameter in group["params"]]
+        self.parameters = {names[parameter]: parameter for parameter in self._known}
+        states = self._states(self._known)
+        self._entries = list(map(tuple, states))
+        values = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        self._aliases = Aliases(values)
         self.tensors, self.others = {}, {}
-        for entry in self._entries:
-            if entry.state is not None:
-                self.tensors[entry.fqn] = dict(entry.tensors)
-                others = {key: value for key, value in entry.state.items() if key not in self.tensors[entry.fqn]}
-                if others:
-                    self.others[entry.fqn] = others
+        aliases = iter(self._aliases.tensors)
+        for parameter, state in zip(self._known, states, strict=True):
+            self._take(names[parameter], state, aliases)
         self._is_kept = not self.others  # numbers are no objects to watch
 
-    def _find_entries(self, names: Mapping[torch.Tensor, str]) -> Iterator[_Entry]:
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                state = self._optimizer.state.get(parameter)
-                tensors = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)} if state else {}
-                yield _Entry(
-                    fqn=names[parameter], parameter=parameter, state=state or None, tensors=tuple(tensors.items())
-                )
+    def _take(self, name: str, state: Mapping[str, Any], aliases: Iterator[torch.Tensor]) -> None:
+        if not state:
+            return
+        self.tensors[name] = {key: next(aliases) for key, value in state.items() if isinstance(value, torch.Tensor)}
+        others = {key: value for key, value in state.items() if key not in self.tensors[name]}
+        if others:
+            self.others[name] = others
+
+    def _states(self, parameters: list[torch.Tensor]) -> list[dict[str, Any]]:
+        get = self._optimizer.state.get
+        return [get(parameter) or {} for parameter in parameters]
 
     def _is_unchanged(self) -> bool:
-        groups = self._optimizer.param_groups
-        if len(groups) != len(self._groups):
+        lists = [group["params"] for group in self._optimizer.param_groups]
+        parameters = list(chain.from_iterable(lists))
+        if list(map(len, lists)) != self._sizes or not all(map(is_, parameters, self._known)):
             return False
-        for group, parameters, size in zip(groups, self._groups, self._sizes, strict=True):
-            if group["params"] is not parameters or len(parameters) != size:
-                return False
-        get = self._optimizer.state.get
-        for entry in self._entries:
-            state = get(entry.parameter)
-            if entry.state is None:
-                if state:
-                    return False
-                continue
-            if state is not entry.state or len(state) != len(entry.tensors):
-                return False
-            for name, tensor in entry.tensors:
-                if state[name] is not tensor:
-                    return False
-        return True
+        states = self._states(parameters)
+        return list(map(tuple, states)) == self._entries and self._aliases.fit(
+            [value for state in states for value in state.values()]
+        )
 
     # ---- settings
 
@@ -230,14 +207,6 @@ class OptimizerLeaves:
                 if not isinstance(state.get(key), torch.Tensor):
                     state[key] = description.make(parameter)
         self._is_kept = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    fqn: str
-    parameter: torch.Tensor
-    state: dict[str, Any] | None
-    tensors: tuple[tuple[str, torch.Tensor], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,14 @@ from typing import Any, Protocol
 import torch
 
 from trainer.data import DataChanged
-from trainer.leaves import ModelLeaves, OptimizerLeaves, describe_entry, name_parameters, read_description
+from trainer.leaves import (
+    ModelLeaves,
+    OptimizerLeaves,
+    UnsupportedModel,
+    describe_entry,
+    name_parameters,
+    read_description,
+)
 from trainer.loaders import DataNotElastic
 from trainer.opaque import decode, dtype_named, encode, find_tensors
 from trainer.randomness import apply_rng, collect_rng, seed_rng
@@ -139,6 +146,8 @@ class TrainState:
     def _describe(self) -> dict[str, Any]:
         names = list(self._model.tensors)
         number = {name: i for i, name in enumerate(names)}
+        if missing := {name for group in self._optimizer.names for name in group} - number.keys():
+            raise UnsupportedModel(f"the optimizer trains what the model does not save, {min(missing)} for one")
         kinds: dict[str, int] = {}
         kind_of = {}
         for name, entries in self._optimizer.tensors.items():

@@ -1,13 +1,13 @@
 """One rank's state: what it holds, and a check, cheap enough for every save, that it is still the same.
 
 A value is taken from the state anew for each save, since code may replace a tensor or its memory at any time; only
-what the plan depends on must have stayed: keys, types, shapes, dtypes, and the order of dimensions in memory.
+what the plan depends on must have stayed: keys, types, shapes, dtypes, sharding, and the order of dimensions in memory.
+Values are detached: one that is copied behind the training keeps its memory when the training's tensor gets another.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +88,7 @@ class Structure:
             raise UnsupportedState("two keys are the same when their parts are joined by dots")
         self._checks = [_look(".".join(path), leaf) for path, leaf in zip(paths, leaves, strict=True)]
         self.held = [_describe(path, leaf) for path, leaf in zip(paths, leaves, strict=True)]
-        self._known: list[Callable[[], torch.Tensor | None]] = [lambda: None] * len(leaves)
+        self._has_copies = False  # among the values given last
         self._capacities = [held.size if held is not None and held.offsets is None else 0 for held in self.held]
 
     def values(self, state: Mapping[str, Any], wanted: Sequence[Part]) -> list[Value]:
@@ -101,34 +101,30 @@ class Structure:
             raise PlanChanged("the keys of the state changed")
         for leaf, seen in zip(leaves, self._checks, strict=True):
             if not seen.matches(leaf):
-                raise PlanChanged(f"{seen.key} changed its type, shape or dtype")
+                raise PlanChanged(f"{seen.key} changed its type, shape, dtype, device or sharding")
+        self._has_copies = False
         return [self._value(leaves[part.at], part) for part in wanted]
 
     def renew(self, values: Sequence[Value], items: Mapping[str, bytes], wanted: Sequence[Part]) -> list[Value] | None:
-        """`values` of before with other byte items, by key, where all tensors are still the ones to save; else None.
+        """The `values` given last with other byte items, by key, where all tensors share the state's memory; else None.
 
-        For a caller that knows them to be the very same: nothing is looked at. Raises `PlanChanged`.
+        For a caller that knows the state's tensors to be as they were then, memory and all: nothing is looked at.
+        Raises `PlanChanged`.
         """
-        renewed: list[Value] = []
-        for value, part in zip(values, wanted, strict=True):
-            if self._capacities[part.at]:
-                renewed.append(self._render(items[self._checks[part.at].key], part.at))
-            elif self._known[part.at]() is None:  # a copy, of what it was then
-                return None
-            else:
-                renewed.append(value)
-        return renewed
+        if self._has_copies:
+            return None
+        return [
+            self._render(items[self._checks[part.at].key], part.at) if self._capacities[part.at] else value
+            for value, part in zip(values, wanted, strict=True)
+        ]
 
     def _value(self, leaf: Any, part: Part) -> Value:
         if isinstance(leaf, bytes):
             return self._render(leaf, part.at)
-        local = local_tensor(leaf)
-        if self._known[part.at]() is not local:
-            exposed = self._checks[part.at].expose(local)
-            if exposed is not local:
-                return exposed if part.count < 0 else exposed[part.first : part.first + part.count]
-            self._known[part.at] = weakref.ref(local)
-        return local if part.count < 0 else local.detach()[part.first : part.first + part.count]
+        seen, local = self._checks[part.at], local_tensor(leaf).detach()
+        exposed = seen.expose(local)
+        self._has_copies = self._has_copies or exposed is not local
+        return exposed if part.is_whole else exposed[part.first : part.first + part.count]
 
     def _render(self, data: bytes, at: int) -> bytes:
         if not fits(data, self._capacities[at]):
@@ -182,6 +178,9 @@ class _Seen:
     kind: type[Any]
     shape: torch.Size | None = None
     dtype: torch.dtype | None = None
+    device: torch.device | None = None
+    layout: torch.layout | None = None
+    spread: Any = None  # how a DTensor is sharded
     is_contiguous: bool = False
     stride: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
@@ -192,7 +191,9 @@ class _Seen:
         if self.shape is None:
             return True
         local: torch.Tensor = leaf._local_tensor if self.kind is DTensor else leaf  # noqa: SLF001
-        if local.shape != self.shape or local.dtype is not self.dtype:
+        if local.dtype is not self.dtype or local.layout is not self.layout or local.device != self.device:
+            return False
+        if local.shape != self.shape or (self.spread is not None and self.spread != _spread_of(leaf)):
             return False
         return local.is_contiguous() if self.is_contiguous else local.stride() == self.stride
 
@@ -217,10 +218,17 @@ def _look(key: str, leaf: Any) -> _Seen:
         kind=type(leaf),
         shape=local.shape,
         dtype=local.dtype,
+        device=local.device,
+        layout=local.layout,
+        spread=_spread_of(leaf),
         is_contiguous=local.is_contiguous(),
         stride=local.stride(),
         order=_dense_order(local),
     )
+
+
+def _spread_of(leaf: Any) -> tuple[Any, ...] | None:
+    return (leaf.shape, leaf.device_mesh, leaf.placements) if isinstance(leaf, DTensor) else None
 
 
 def name_oddity(tensor: torch.Tensor) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ from trainer.saving.zipimage import fill_checksums
 from trainer.stored import describe_file
 
 
-def fill_image(plan: SavePlan, state: Mapping[str, Any]) -> bytes:
+def fill_image(plan: SavePlan, sources: Sequence[torch.Tensor | bytes]) -> bytes:
     """A rank's whole file."""
     buffer = memoryview(bytearray(plan.image.size))
     for at, data in plan.image.frame:
         buffer[at : at + len(data)] = data
-    for slot, source in zip(plan.image.slots, plan.sources(state), strict=True):
+    for slot, source in zip(plan.image.slots, sources, strict=True):
         data = source if isinstance(source, bytes) else raw_bytes(source)
         assert len(data) == slot.size
         buffer[slot.offset : slot.offset + slot.size] = data
@@ -30,13 +30,18 @@ def fill_image(plan: SavePlan, state: Mapping[str, Any]) -> bytes:
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """The bytes of a contiguous tensor."""
     assert tensor.is_contiguous()
-    return bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return bytes(tensor.detach().clone().reshape(-1).view(torch.uint8).numpy())  # numpy() fixes the storage's size
 
 
 def write_files(folder: Path, plan: SavePlan, state: Mapping[str, Any]) -> None:
     """Write a rank's file, and on rank 0 the metadata."""
+    write_sources(folder, plan, plan.sources(state))
+
+
+def write_sources(folder: Path, plan: SavePlan, sources: Sequence[torch.Tensor | bytes]) -> None:
+    """The same for sources that a plan has given."""
     if plan.image.size:
-        (folder / plan.image.name).write_bytes(fill_image(plan, state))
+        (folder / plan.image.name).write_bytes(fill_image(plan, sources))
     if plan.metadata is not None:
         (folder / ".metadata").write_bytes(plan.metadata)
 
