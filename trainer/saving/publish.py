@@ -1,12 +1,14 @@
 """What rank 0's writer does to the folders of checkpoints: make one, publish it, vouch for it, remove a failed one.
 
 In this order, so that a power cut at any moment leaves either nothing of a save or a part that nobody takes for whole:
-files durable, names durable, manifest, record of the reading back, hint, pruning. Before each of these the claim is
-looked at (trainer.claims): a newer start of the attempt may have taken over, and nothing of it is touched.
+files durable, names durable, manifest, record of the reading back, hint, pruning. A newer start of the attempt may have
+taken over at any moment, and saves the same steps under the same names. Nothing of it is touched: before each change
+the claim is looked at (trainer.claims), and whether the folder is the very one that was made here.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -16,10 +18,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.claims import Claim, check_claim
+from trainer.claims import Claim, ClaimLost, check_claim
 from trainer.contract import MANIFEST_NAME, Manifest, ManifestFile, checkpoint_name, fsync_dir, write_bytes
 from trainer.manifest import seal_manifest
-from trainer.stored import CheckpointRejected, find_checkpoints, publish_verification, read_manifest, remove_checkpoint
+from trainer.stored import (
+    CheckpointRejected,
+    find_checkpoints,
+    publish_verification,
+    read_manifest,
+    read_manifest_bytes,
+    remove_checkpoint,
+)
 from trainer.tiers import prune
 
 log = logging.getLogger("trainer.saving.publish")
@@ -53,7 +62,40 @@ class Destination:
             check_claim(self.checkpoints.parent, self.claim)
 
 
-def open_folder(destination: Destination, step: int) -> list[dict[str, Any]] | None:
+class Folder:
+    """The folder of one save, made here and known by more than its name; `manifest`: what was published in it."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        fsync_dir(path.parent)
+        self.path = path
+        self.manifest = b""
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # held: its inode is not used again
+
+    def close(self) -> None:
+        """It is not needed any more; harmless when called again."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
+
+    def is_in_place(self) -> bool:
+        """False when another one has its name, or none. Raises OSError when that can't be seen."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.lstat())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # removed by another host
+                return False
+            raise
+
+    def check(self) -> None:
+        """Raise `ClaimLost` when another one has its name, or none, OSError when that can't be seen."""
+        if not self.is_in_place():
+            raise ClaimLost(f"{self.path.name} was removed or made anew by somebody else in the middle of the save")
+
+
+def open_folder(destination: Destination, step: int) -> Folder | list[dict[str, Any]]:
     """Make the folder of a step, empty; where a verified checkpoint of it is, that stays: its manifest's files.
 
     Raises OSError and `ClaimLost`.
@@ -64,9 +106,7 @@ def open_folder(destination: Destination, step: int) -> list[dict[str, Any]] | N
         with suppress(CheckpointRejected):  # it says nothing any more: it makes room
             return [asdict(file) for file in read_manifest(path).files]
     remove_checkpoint(path)
-    path.mkdir(parents=True)
-    fsync_dir(path.parent)
-    return None
+    return Folder(path)
 
 
 def _is_verified(path: Path) -> bool:
@@ -92,21 +132,25 @@ def describe(destination: Destination, request: Mapping[str, Any], files: Iterab
     )
 
 
-def publish(destination: Destination, request: Mapping[str, Any], manifest: bytes) -> None:
+def publish(destination: Destination, folder: Folder, manifest: bytes) -> None:
     """Write the manifest of a step whose files are all durable. Raises OSError and `ClaimLost`."""
-    path = destination.path(int(request["step"]))
-    fsync_dir(path)
+    fsync_dir(folder.path)
     destination.check()
-    write_bytes(path / MANIFEST_NAME, manifest)
+    folder.check()
+    write_bytes(folder.path / MANIFEST_NAME, manifest)
+    folder.manifest = manifest
 
 
-def vouch(destination: Destination, request: Mapping[str, Any], bad_files: Iterable[str]) -> None:
+def vouch(destination: Destination, folder: Folder, request: Mapping[str, Any], bad_files: Iterable[str]) -> None:
     """Record what reading back found; when all was good, point the hint here and prune.
 
     Raises OSError and `ClaimLost`.
     """
     destination.check()
-    path = destination.path(int(request["step"]))
+    folder.check()
+    path = folder.path
+    if read_manifest_bytes(path) != folder.manifest:
+        raise ClaimLost(f"the manifest of {path.name} is not the one that was published")
     bad = sorted(bad_files)
     publish_verification(path, ok=not bad, bad_files=bad, now=time.time())
     if not bad:
@@ -127,19 +171,18 @@ def point_latest(path: Path) -> None:
         log.warning("the link %s is not renewed: %s", LATEST_NAME, error)
 
 
-def discard(destination: Destination, step: int) -> None:
+def discard(folder: Folder) -> None:
     """Remove the folder of a failed save: its space is what the next one needs. Never raises OSError.
 
-    One that is verified is none of a failed save. Raises `ClaimLost`: a newer start may be writing there.
+    One that has a manifest stays: whoever published it, it may be whole.
     """
-    path = destination.path(step)
+    path = folder.path
     for _ in range(_DISCARD_TRIES):
         with suppress(OSError):
-            destination.check()
-            if _is_verified(path):
+            if not folder.is_in_place() or os.path.lexists(path / MANIFEST_NAME):
                 return
             remove_checkpoint(path)
-        if not path.exists():
+        if not os.path.lexists(path):
             return
         time.sleep(_DISCARD_WAIT_S)  # a rank that has not heard yet made its file just now
     log.warning("the folder of a failed save is not removed: %s", path)

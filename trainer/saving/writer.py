@@ -32,7 +32,7 @@ from trainer.saving.link import Link, LinkLost, Message, accept, connect
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
 from trainer.saving.protect import Protector, Range, Region, merge, split
-from trainer.saving.publish import Destination, describe, discard, open_folder, publish, vouch
+from trainer.saving.publish import Destination, Folder, describe, discard, open_folder, publish, vouch
 
 FINISH_LIMIT_S = 120.0  # for the save in flight when the rank is gone
 _CONNECT_LIMIT_S = 5.0
@@ -354,6 +354,7 @@ class _Hub:
         self._listener: socket.socket | None = None
         self._work: queue.SimpleQueue[Callable[[], Message | None]] = queue.SimpleQueue()
         self._pending = 0
+        self._folders: dict[str, Folder] = {}  # of the save in flight; the publisher's alone
         threading.Thread(target=self._publish_for_ever, name="publish", daemon=True).start()
 
     @property
@@ -430,27 +431,39 @@ class _Hub:
             event = self._work.get()()
             self._writer.post({"kind": "carried_out", "event": event})
 
+    def _open(self, save: str, step: int) -> Message:
+        for folder in self._folders.values():  # of saves that have ended
+            folder.close()
+        self._folders.clear()
+        opened: Message = {"kind": "opened", "save": save, "there": None, "path": str(self._destination.path(step))}
+        match open_folder(self._destination, step):
+            case Folder() as folder:
+                self._folders[save] = folder
+            case there:
+                opened["there"] = there
+        return opened
+
     def _carry_out(self, action: Open | Describe | Publish | Vouch | Discard) -> Message | None:
-        destination, step = self._destination, int(action.request.get("step", 0))
+        destination, folder = self._destination, self._folders.get(action.save)
         try:
             match action:
                 case Open():
-                    there = open_folder(destination, step)
-                    path = str(destination.path(step))
-                    return {"kind": "opened", "save": action.save, "there": there, "path": path}
+                    return self._open(action.save, int(action.request["step"]))
                 case Describe():
                     described = describe(destination, action.request, action.files).decode()
                     return {"kind": "described", "save": action.save, "manifest": described}
                 case Publish():
+                    assert folder is not None
                     manifest = action.manifest or describe(destination, action.request, action.files).decode()
-                    publish(destination, action.request, manifest.encode())
+                    publish(destination, folder, manifest.encode())
                     return {"kind": "published", "save": action.save, "manifest": manifest}
                 case Vouch():
-                    vouch(destination, action.request, [str(file["path"]) for file in action.bad])
+                    assert folder is not None
+                    vouch(destination, folder, action.request, [str(file["path"]) for file in action.bad])
                     problems = "; ".join(f"{file['path']} {file['reason']}" for file in action.bad)
                     return {"kind": "vouched", "save": action.save, "error": problems}
-                case Discard():
-                    discard(destination, step)
+                case Discard() if folder is not None:
+                    discard(folder)
         except ClaimLost as error:
             return {"kind": "failed", "save": action.save, "error": str(error)}
         except OSError as error:

@@ -167,6 +167,32 @@ def test_a_file_system_that_hangs_blocks_neither_the_training_nor_its_end(tmp_pa
         assert step not in _verified(tmp_path)
 
 
+def _stop_one_that_writes(crew: Crew) -> int:
+    """Begin saves until the writer of rank 1 is stopped while it writes; the step."""
+    for step in range(1, 20):
+        crew.begin(step)
+        await_that(lambda: crew.savers[1].phase != "staging")
+        with suppress(ProcessLookupError):
+            _signal_writer(crew, 1, signal.SIGSTOP)
+        if crew.savers[1].is_busy and not (crew.root / "checkpoints" / f"step-{step}.a1" / "MANIFEST.json").exists():
+            return step
+        _signal_writer(crew, 1, signal.SIGCONT)
+        crew.results()
+    raise AssertionError("no writer was stopped while it writes")
+
+
+def test_writers_of_ranks_that_are_gone_leave_the_same_step_of_restarted_ranks_alone(tmp_path: Path) -> None:
+    with _crew(tmp_path) as old, _crew(tmp_path, elements=4096) as new:
+        step = _stop_one_that_writes(old)
+        assert all(result.is_verified for result in new.save(step))
+        _signal_writer(old, 1, signal.SIGKILL)
+        assert not any(result.is_verified for result in old.results())
+        await_that(lambda: old.savers[0].phase == "idle")
+        assert all(result.is_verified for result in old.save(30))  # the failed save's folder was dealt with before
+        assert step in _verified(tmp_path)
+        new.stored(step)
+
+
 @pytest.mark.parametrize("when", ["staging", "staged"])
 def test_the_save_of_a_rank_that_dies_is_finished_if_its_bytes_are_staged(tmp_path: Path, when: str) -> None:
     child = subprocess.run(
