@@ -7,6 +7,7 @@ same object. What was taken of it before is not it any more.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,17 +23,22 @@ class Aliases:
         self._sharded = [at for at, kind in enumerate(self._kinds) if issubclass(kind, DTensor)]
         self._specs = self._specs_of(originals)
         self._locals = self._locals_of(self.tensors)
-        self._views = _views_of(self._locals)
+        self._dtypes = [part.dtype for part in self._locals]
+        self._flags = _flags_of(self._locals)
 
     def fit(self, originals: Sequence[Any]) -> bool:
         """True when each original has exactly the elements of its alias: memory, offset, shape, stride, type."""
         if list(map(type, originals)) != self._kinds:
             return False
-        if any(now is not then for now, then in zip(self._specs_of(originals), self._specs, strict=True)):
+        if not all(map(is_, self._specs_of(originals), self._specs)):
             return False
         parts = self._locals_of(originals)
         try:
-            return _views_of(parts) == self._views and all(map(torch.Tensor.is_set_to, parts, self._locals))
+            return (
+                [part.dtype for part in parts] == self._dtypes
+                and _flags_of(parts) == self._flags
+                and all(map(torch.Tensor.is_set_to, parts, self._locals))
+            )
         except (RuntimeError, TypeError):
             return False  # of a kind that has no such memory
 
@@ -53,9 +59,9 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
         memory = (local.untyped_storage()._cdata, local.storage_offset(), local.shape, local.stride())  # noqa: SLF001
     except (RuntimeError, TypeError):
         return None
-    return (*memory, *_views_of([local])[0])
+    return (*memory, local.dtype, local.is_conj(), local.is_neg())
 
 
-def _views_of(tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-    """How the memory of each is read, beside offset, shape and stride."""
-    return [(tensor.dtype, tensor.is_conj(), tensor.is_neg()) for tensor in tensors]
+def _flags_of(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Which are read conjugated, and which negated."""
+    return [*map(torch.Tensor.is_conj, tensors), *map(torch.Tensor.is_neg, tensors)]

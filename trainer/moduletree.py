@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -32,49 +32,55 @@ class ModuleTree:
         self._kinds = list(map(type, self._modules))
         self.is_plain = all(map(_is_plain, self._modules))
         if self.is_plain:
-            holders = self._holders()
+            insides = list(map(vars, self._modules))
+            holders = _holders(insides)
             self._sizes = list(map(len, holders))
             self._names = list(chain.from_iterable(holders))
-            self._children = self._values("_modules")
-            self._parameters = self._values("_parameters")
-            self._buffer_kinds = list(map(type, self._values("_buffers")))
+            self._children = _values(insides, "_modules")
+            self._parameters = _values(insides, "_parameters")
+            self._buffer_kinds = list(map(type, _values(insides, "_buffers")))
 
     def is_unchanged(self) -> bool:
         """True while the same modules hold the same parameters and children by the same names, and save themselves."""
-        if list(map(type, self._modules)) != self._kinds or any(
-            "state_dict" in vars(module) or "_save_to_state_dict" in vars(module) for module in self._modules
-        ):
+        insides = list(map(vars, self._modules))
+        if list(map(type, self._modules)) != self._kinds or _have_methods(insides):
             return False
-        holders = self._holders()
+        holders = _holders(insides)
         return (
             list(map(len, holders)) == self._sizes
             and list(chain.from_iterable(holders)) == self._names
-            and _are_same(self._values("_modules"), self._children)
-            and _are_same(self._values("_parameters"), self._parameters)
-            and list(map(type, self._values("_buffers"))) == self._buffer_kinds
+            and _are_same(_values(insides, "_modules"), self._children)
+            and _are_same(_values(insides, "_parameters"), self._parameters)
+            and list(map(type, _values(insides, "_buffers"))) == self._buffer_kinds
         )
 
     def slots(self) -> list[Any]:
         """What is in the place of each parameter and buffer now: a tensor or None."""
-        return [*self._values("_parameters"), *self._values("_buffers")]
-
-    def _holders(self) -> list[Any]:
         insides = list(map(vars, self._modules))
-        return [inside[name] for name in _HOLDERS for inside in insides]
+        return [*_values(insides, "_parameters"), *_values(insides, "_buffers")]
 
-    def _values(self, holder: str) -> list[Any]:
-        return list(chain.from_iterable([vars(module)[holder].values() for module in self._modules]))
+
+def _holders(insides: Sequence[dict[str, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(itemgetter(*_HOLDERS), insides)))
+
+
+def _values(insides: Sequence[dict[str, Any]], holder: str) -> list[Any]:
+    return list(chain.from_iterable([inside[holder].values() for inside in insides if inside[holder]]))
 
 
 def _are_same(now: Sequence[Any], then: Sequence[Any]) -> bool:
     return len(now) == len(then) and all(map(is_, now, then))
 
 
+def _have_methods(insides: Sequence[dict[str, Any]]) -> bool:
+    return any(any(name in inside for inside in insides) for name in _METHODS)
+
+
 def _is_plain(module: torch.nn.Module) -> bool:
     inside = vars(module)
     return (
         all(name in inside for name in _HOLDERS)  # a compiled script's are not there
-        and not any(name in inside for name in _METHODS)
+        and not _have_methods([inside])
         and all(_is_torch_s(getattr(type(module), name)) for name in _METHODS)
         and all(map(_is_torch_s, _hooks(inside)))
     )

@@ -69,12 +69,12 @@ class _Parts:
 
 def locate(sources: Sequence[Source]) -> tuple[int, ...]:
     """Where the tensors lie now: the key of their binding; 0 for what is not in this process's memory."""
-    return tuple(0 if isinstance(s, bytes) or s.device.type != "cpu" else s.data_ptr() for s in sources)
+    return tuple([0 if isinstance(s, bytes) or not s.is_cpu else s.data_ptr() for s in sources])
 
 
 def is_on_device(source: Source) -> bool:
     """True for tensors that are not in this process's memory."""
-    return not isinstance(source, bytes) and source.device.type != "cpu"
+    return not isinstance(source, bytes) and not source.is_cpu
 
 
 def bind(image: Image, sources: Sequence[Source], *, is_protecting: bool) -> Binding:
