@@ -47,6 +47,7 @@ from trainer.restoring import Restored, restore
 from trainer.saves import Saves
 from trainer.saving.planning import PlanChanged
 from trainer.saving.saver import Saver, SaveResult, Staging
+from trainer.settings import RESERVED_EXTRA, check_settings
 from trainer.signals import SaveRequests
 from trainer.state import Stateful, StateMismatch, TrainState
 from trainer.stored import CheckpointRejected, CheckpointUnreadable
@@ -108,7 +109,7 @@ class Checkpointer:
         data: Stateful | None = None,
         extra: Mapping[str, Stateful] | None = None,
         per_rank: Mapping[str, Stateful] | None = None,
-        run_dir: Path | None = None,
+        run_dir: Path | str | None = None,
         seed: int = 0,
         every_s: float | None = None,
         every_steps: int = 0,
@@ -124,7 +125,19 @@ class Checkpointer:
         progress: ProgressWriter | None = None,
         requests: SaveRequests | None = None,
     ) -> None:
+        check_settings(
+            every_s=every_s,
+            every_steps=every_steps,
+            when_busy=when_busy,
+            on_failure=on_failure,
+            staging=staging,
+            max_failures=max_failures,
+            keep_last=keep_last,
+            final_wait_s=final_wait_s,
+            extra=(*(extra or {}), *(per_rank or {})),
+        )
         self._agreement = Agreement()
+        run_dir = Path(run_dir) if run_dir is not None else None
         self._place = place = settle(read_place(run_dir=run_dir), self._agreement)
         self._last_word = LastWord(place)
         self._losses = LossReader()
@@ -135,7 +148,7 @@ class Checkpointer:
             scheduler=scheduler,
             scaler=scaler,
             data=data,
-            extra={**(extra or {}), "loss watch": self._judge},
+            extra={**(extra or {}), RESERVED_EXTRA: self._judge},
             per_rank=per_rank or {},
             seed=seed,
             rank=place.rank,
