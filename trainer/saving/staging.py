@@ -104,8 +104,12 @@ def _check_size(slot: Slot, source: Source) -> None:
     size = len(source) if isinstance(source, bytes) else source.numel() * source.element_size()
     if size != slot.size:
         raise ValueError(f"{size} bytes for a slot of {slot.size}")
-    if isinstance(source, torch.Tensor) and not source.is_contiguous():
+    if isinstance(source, bytes):
+        return
+    if not source.is_contiguous():
         raise ValueError("a tensor that is not contiguous")
+    if source.storage_offset() * source.element_size() + size > source.untyped_storage().nbytes():
+        raise ValueError("a tensor whose memory was given back")
 
 
 def _can_be_protected(source: torch.Tensor) -> bool:

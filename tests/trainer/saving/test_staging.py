@@ -113,3 +113,12 @@ def test_sources_that_are_not_the_planned_ones_are_refused(sources: list[object]
     image = _image([torch.zeros(4)])
     with pytest.raises(ValueError, match=r"slot|contiguous"):
         bind(image, sources, is_protecting=True)  # type: ignore[arg-type]
+
+
+def test_a_tensor_without_its_memory_is_refused() -> None:
+    """What offloads a tensor may give its memory back and leave the tensor there, to get it anew later."""
+    source = torch.zeros(LARGE)
+    image = _image([source])
+    source.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="given back"):
+        bind(image, [source], is_protecting=True)
