@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +13,16 @@ from pathlib import Path
 import pytest
 
 from supervisor.layouts import bulk
+from supervisor.layouts.given import Condition, Given, look_at
 from supervisor.layouts.readback import read_back
+from supervisor.layouts.survey import Survey
 from supervisor.layouts.tree import Tree
 from supervisor.verify import Verifier
 from tests.layouts.folders import cut, graft, look, payload_files, rewrite, view_of, whole_steps
 from tests.trainer.hostile import exploits
 from tests.trainer.pickles import Place, chunk, metadata, record, tensor
 from tests.verify.test_verify import collect
+from trainer.metadata import Metadata, read_metadata
 
 FILE = "__0_0.distcp"
 
@@ -135,3 +139,25 @@ def test_several_readers_find_the_same(tmp_path: Path) -> None:
     readings = [read_back(folder / "global_step4", "deepspeed", stamp, readers=n, is_cached=n == 3) for n in (1, 2, 3)]
     assert readings[0].is_whole
     assert readings[1:] == [readings[0]] * 2
+
+
+def test_metadata_larger_than_is_read_is_unknown_and_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy_of_dcp(tmp_path)
+    reads: list[bytes] = []
+
+    def read(data: bytes) -> Metadata:
+        reads.append(data)
+        return read_metadata(data)
+
+    monkeypatch.setattr("trainer.metadata.MAX_OPCODES", 50)
+    monkeypatch.setattr("supervisor.layouts.metadata._read_metadata", read)
+    survey = Survey()
+    for _ in range(2):
+        sight = survey.look(folder, "dcp", time.monotonic() + 30)
+        assert (sight.views, len(sight.unknown)) == ((), 2)
+        assert "larger than is read here" in " ".join(sight.notes)
+    assert len(reads) == 2
+    verdict = look_at(Given(path=folder / "step-4", layout="dcp", step=4))
+    assert verdict.condition is Condition.UNKNOWN

@@ -206,3 +206,15 @@ def test_the_first_error_of_a_reader_ends_all_and_is_raised() -> None:
     with pytest.raises(ValueError, match=r"[01]"):
         run_readers(range(1000), read, 2)
     assert len(seen) <= 2
+
+
+def test_metadata_larger_than_is_read_leaves_the_verdict_to_the_manifest_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = publish(tmp_path / "gpt")
+    monkeypatch.setattr("supervisor.layouts.metadata.MAX_METADATA_BYTES", 100)
+    result = verify(folder)
+    assert (result.ok, "was not checked" in result.detail) == (True, True)
+    assert "was not checked" in inspect_own(folder, Identity())[1]
+    (folder / SHARDS[0]).write_bytes(b"\0" * 9000)
+    assert verify(folder).ok is False

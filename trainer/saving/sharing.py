@@ -48,7 +48,8 @@ def share_out(gathered: Sequence[tuple[Sequence[Held | None], str]]) -> list[Sha
     problems = [problem for _, problem in gathered if problem] or list(_find_differences(gathered))
     if problems:
         return [Share(problem="; ".join(problems[:_MAX_PROBLEMS]))] * len(gathered)
-    pieces = [part for piece in _collect(gathered) for part in _cut(piece, _limit(gathered))]
+    limit = _limit(gathered)
+    pieces = [part for piece in _collect(gathered) for part in _cut(piece, limit)]
     loads = [0] * len(gathered)
     mine: list[list[Part]] = [[] for _ in gathered]
     for piece in sorted(pieces, key=lambda piece: -piece.held.size):
@@ -56,8 +57,18 @@ def share_out(gathered: Sequence[tuple[Sequence[Held | None], str]]) -> list[Sha
         loads[rank] += piece.held.size
         mine[rank].append(part)
     shares = [Share(mine=tuple(sorted(parts))) for parts in mine]
-    signature = hashlib.blake2b(repr((gathered, shares)).encode(), digest_size=16).hexdigest()
+    signature = _sign(gathered, shares)
     return [replace(share, signature=signature) for share in shares]
+
+
+def _sign(gathered: Sequence[tuple[Sequence[Held | None], str]], shares: Sequence[Share]) -> str:
+    """Piece by piece: of a large job all together would be a text of gigabytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for (items, _), share in zip(gathered, shares, strict=True):
+        for item in items:
+            digest.update(repr(item).encode())
+        digest.update(repr(share).encode())
+    return digest.hexdigest()
 
 
 def _collect(gathered: Sequence[tuple[Sequence[Held | None], str]]) -> list[_Piece]:
