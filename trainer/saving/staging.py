@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from trainer.saving.image import Image, Slot
+from trainer.saving.mappings import OwnMemory
 from trainer.saving.memory import StagingMemory
 from trainer.saving.protect import PAGE, Range, Region, advise, merge
 
@@ -82,12 +83,13 @@ def bind(image: Image, sources: Sequence[Source], *, is_protecting: bool) -> Bin
     if len(sources) != len(image.slots):
         raise ValueError(f"{len(sources)} sources for {len(image.slots)} slots")
     parts = _Parts()
+    own = OwnMemory() if is_protecting else None
     large: list[tuple[int, Slot]] = []
     for slot, source in zip(image.slots, sources, strict=True):
         _check_size(slot, source)
         if isinstance(source, bytes) or is_on_device(source):
             continue  # anew for each save
-        if is_protecting and slot.size >= SMALL_BYTES and _can_be_protected(source):
+        if own is not None and slot.size >= SMALL_BYTES and _can_be_protected(source, own):
             large.append((source.data_ptr(), slot))
         else:
             parts.copies.append(Copy(slot.offset, source.data_ptr(), slot.size))
@@ -112,9 +114,10 @@ def _check_size(slot: Slot, source: Source) -> None:
         raise ValueError("a tensor whose memory was given back")
 
 
-def _can_be_protected(source: torch.Tensor) -> bool:
+def _can_be_protected(source: torch.Tensor, own: OwnMemory) -> bool:
     # Other processes, and a GPU that copies into pinned memory, write past the protection.
-    return not source.is_shared() and not source.is_pinned()  # type: ignore[no-untyped-call]
+    size = source.numel() * source.element_size()
+    return own.holds(source.data_ptr(), size) and not source.is_pinned()
 
 
 def _split_large(large: Sequence[tuple[int, Slot]], parts: _Parts) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from tests.trainer.saving.crew import plan_by_hand, raw  # noqa: E402
 from trainer.saving.image import Image  # noqa: E402
+from trainer.saving.mappings import OwnMemory  # noqa: E402
 from trainer.saving.memory import StagingMemory  # noqa: E402
 from trainer.saving.protect import PAGE  # noqa: E402
 from trainer.saving.staging import SMALL_BYTES, Binding, bind, copy_all, copy_now, locate  # noqa: E402
@@ -78,6 +81,35 @@ def test_a_view_into_another_tensor_is_copied_at_once() -> None:
 def test_memory_that_other_processes_write_to_is_copied_at_once() -> None:
     shared = torch.zeros(LARGE).share_memory_()
     assert not bind(_image([shared]), [shared], is_protecting=True).ranges
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE], ids=["shared", "private"])
+def test_memory_of_a_file_is_copied_at_once(flags: int, tmp_path: Path) -> None:
+    """Another process that has mapped it writes past the protection, which the kernel may refuse for files."""
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(LARGE * 4))
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0, flags=flags) as mapped:
+        source = torch.frombuffer(mapped, dtype=torch.float32)
+        binding = bind(_image([source]), [source], is_protecting=True)
+        del source
+        assert not binding.ranges
+        assert sum(copy.size for copy in binding.copies) == LARGE * 4
+
+
+def test_only_private_memory_without_a_file_is_a_process_own() -> None:
+    own = OwnMemory(
+        [
+            "1000-3000 rw-p 00000000 00:00 0 [heap]",
+            "3000-5000 rw-p 00000000 00:00 0",
+            "5000-6000 rw-s 00000000 00:01 77 /dev/shm/weights",
+            "7000-8000 rw-p 00000000 08:01 78 /a file with spaces",
+        ]
+    )
+    assert own.holds(0x1800, 0x3800)
+    assert not own.holds(0x4800, 0x1000)
+    assert not own.holds(0x5000, 0x10)
+    assert not own.holds(0x7000, 0x10)
+    assert not own.holds(0x800, 0x10)
 
 
 def test_copying_at_once_puts_every_byte_where_it_belongs() -> None:
