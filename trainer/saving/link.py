@@ -22,11 +22,13 @@ from typing import Any
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+MAX_GREETING_BYTES = 4096  # of those who have not shown yet that they know the secret
 _SEND_LIMIT_S = 10.0
 _BUFFER_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("!I")
 _NONCE_BYTES = 32
 _MAX_FDS = 4
+_CENTER = -1  # what the listening end proves in place of a rank
 
 
 class LinkLost(Exception):
@@ -34,10 +36,11 @@ class LinkLost(Exception):
 
 
 class Link:
-    """One end of a connection. Any thread may send; one receives."""
+    """One end of a connection. Any thread may send; one receives. `max_bytes`: of a message of the other end."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._socket = connection
+        self.max_bytes = max_bytes
         self._socket.settimeout(_SEND_LIMIT_S)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -83,7 +86,7 @@ class Link:
                 data, fds, _, _ = socket.recv_fds(self._socket, _BUFFER_BYTES, _MAX_FDS)
                 self._fds.extend(fds)
             else:
-                data = self._socket.recv(_BUFFER_BYTES)
+                data = self._socket.recv(min(_BUFFER_BYTES, self.max_bytes))
         except OSError as error:
             raise LinkLost(f"receiving failed: {error}") from error
         if not data:
@@ -94,7 +97,7 @@ class Link:
         if len(self._received) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(self._received)
-        if size > MAX_MESSAGE_BYTES:
+        if size > self.max_bytes:
             raise LinkLost(f"a message of {size} bytes")
         end = _LENGTH.size + size
         if len(self._received) < end:
@@ -103,7 +106,7 @@ class Link:
         del self._received[:end]
         try:
             message = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LinkLost(f"a message that is no JSON: {error}") from error
         if not isinstance(message, dict):
             raise LinkLost("a message that is no object")
@@ -124,22 +127,31 @@ class Link:
 # ---------------------------------------------------------------- who is allowed to connect
 
 
-def accept(listener: socket.socket, secret: bytes, within_s: float) -> tuple[Link, int] | None:
-    """(link, rank) of the next one to connect that knows the secret; None when it doesn't or is too slow."""
-    connection, _ = listener.accept()
-    _keep_alive(connection)
-    link = Link(connection)
-    try:
-        nonce = os.urandom(_NONCE_BYTES).hex()
-        link.send({"kind": "challenge", "nonce": nonce})
-        hello = link.receive(within_s)
-        if hello is not None and hmac.compare_digest(str(hello.get("proof")), _prove(secret, nonce, hello)):
-            link.send({"kind": "welcome", "proof": _prove(secret, str(hello["nonce"]), {"rank": -1})})
-            return link, int(hello["rank"])
-    except (LinkLost, KeyError, TypeError, ValueError):
-        pass
-    link.close()
-    return None
+class Greeting:
+    """The link of one who has connected and is not known yet. `link` is the caller's."""
+
+    def __init__(self, connection: socket.socket, secret: bytes) -> None:
+        """Ask for the proof; raises `LinkLost` when the other end is gone already."""
+        self.link = Link(connection, MAX_GREETING_BYTES)
+        self._secret = secret
+        self._nonce = os.urandom(_NONCE_BYTES).hex()
+        with contextlib.suppress(OSError):
+            _keep_alive(connection)
+        self.link.send({"kind": "challenge", "nonce": self._nonce})
+
+    def hear(self, within_s: float = 0.0) -> int | None:
+        """The rank whose writer it is, None if it has not said so within `within_s`; `LinkLost`: a stranger."""
+        hello = self.link.receive(within_s)
+        if hello is None:
+            return None
+        rank, nonce = hello.get("rank"), hello.get("nonce")
+        if not isinstance(rank, int) or not isinstance(nonce, str):
+            raise LinkLost("it is no writer")
+        if not _is_proof(hello.get("proof"), _prove(self._secret, self._nonce, rank)):
+            raise LinkLost("it does not know the secret")
+        self.link.send({"kind": "welcome", "proof": _prove(self._secret, nonce, _CENTER)})
+        self.link.max_bytes = MAX_MESSAGE_BYTES
+        return rank
 
 
 def connect(address: tuple[str, int], secret: bytes, rank: int, within_s: float) -> Link:
@@ -149,22 +161,29 @@ def connect(address: tuple[str, int], secret: bytes, rank: int, within_s: float)
     except OSError as error:
         raise LinkLost(f"{address[0]}:{address[1]}: {error}") from error
     _keep_alive(connection)
-    link = Link(connection)
+    link = Link(connection, MAX_GREETING_BYTES)
     with contextlib.ExitStack() as on_error:
         on_error.callback(link.close)
         nonce = os.urandom(_NONCE_BYTES).hex()
         challenge = link.receive(within_s) or {}
-        hello = {"kind": "hello", "rank": rank, "nonce": nonce}
-        link.send({**hello, "proof": _prove(secret, str(challenge.get("nonce")), hello)})
-        welcome = link.receive(within_s) or {}
-        if not hmac.compare_digest(str(welcome.get("proof")), _prove(secret, nonce, {"rank": -1})):
+        asked = challenge.get("nonce")
+        if not isinstance(asked, str):
             raise LinkLost(f"{address[0]}:{address[1]} is another service")
+        link.send({"kind": "hello", "rank": rank, "nonce": nonce, "proof": _prove(secret, asked, rank)})
+        welcome = link.receive(within_s) or {}
+        if not _is_proof(welcome.get("proof"), _prove(secret, nonce, _CENTER)):
+            raise LinkLost(f"{address[0]}:{address[1]} is another service")
+        link.max_bytes = MAX_MESSAGE_BYTES
         on_error.pop_all()
     return link
 
 
-def _prove(secret: bytes, nonce: str, hello: Mapping[str, Any]) -> str:
-    return hmac.new(secret, f"{nonce}:{hello['rank']}".encode(), "sha256").hexdigest()
+def _prove(secret: bytes, nonce: str, rank: int) -> str:
+    return hmac.new(secret, f"{nonce}:{rank}".encode(errors="replace"), "sha256").hexdigest()
+
+
+def _is_proof(given: object, expected: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), expected.encode())
 
 
 def _keep_alive(connection: socket.socket) -> None:

@@ -25,10 +25,11 @@ from typing import Any
 
 from trainer.claims import Claim, ClaimLost
 from trainer.saving.coordinator import Action, Coordinator, Describe, Discard, Open, Publish, Tell, Vouch
+from trainer.saving.door import Door
 from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
 from trainer.saving.job import Behind, Job, Prepared
-from trainer.saving.link import Link, LinkLost, Message, accept, connect
+from trainer.saving.link import Link, LinkLost, Message, connect
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
 from trainer.saving.protect import Protector, Range, Region, merge, split
@@ -351,7 +352,8 @@ class _Hub:
         self._secret = writer._secret  # noqa: SLF001
         self._coordinator = Coordinator(world=int(config["world"]), node_size=int(config["node_size"]))
         self._members: dict[int, Link] = {}
-        self._listener: socket.socket | None = None
+        self._world = int(config["world"])
+        self._door: Door | None = None
         self._work: queue.SimpleQueue[Callable[[], Message | None]] = queue.SimpleQueue()
         self._pending = 0
         self._folders: dict[str, Folder] = {}  # of the save in flight; the publisher's alone
@@ -363,24 +365,19 @@ class _Hub:
         return self._pending == 0
 
     def listen(self, listener: socket.socket) -> None:
-        self._listener = listener
+        self._door = Door(listener, self._secret, world=self._world, welcome=self._welcome)
 
     def sources(self) -> dict[int, Callable[[], None]]:
         found: dict[int, Callable[[], None]] = {}
-        if self._listener is not None:
-            found[self._listener.fileno()] = self._accept
+        if self._door is not None:
+            found |= self._door.sources()
         for rank, link in self._members.items():
             found[link.fileno()] = lambda rank=rank, link=link: self._hear(rank, link)  # type: ignore[misc]
         return found
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        with suppress(OSError):
-            accepted = accept(self._listener, self._secret, _CONNECT_LIMIT_S)
-            if accepted is not None:
-                link, rank = accepted
-                self._lose(rank)  # a new writer of the rank: the old one is gone
-                self._members[rank] = link
+    def _welcome(self, rank: int, link: Link) -> None:
+        self._lose(rank)  # a new writer of the rank: the old one is gone
+        self._members[rank] = link
 
     def _hear(self, rank: int, link: Link) -> None:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.saving.link import Link, LinkLost, accept, connect
+from trainer.saving.link import MAX_GREETING_BYTES, Greeting, Link, LinkLost, connect
 
 
 @pytest.fixture
@@ -59,7 +59,12 @@ def test_the_end_of_the_other_is_heard(pair: tuple[Link, Link]) -> None:
         here.receive(10)
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\1x"], ids=["huge", "list", "no json"])
+_DEEP = (200_000).to_bytes(4, "big") + b"[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\1x", _DEEP], ids=["huge", "list", "no json", "deep"]
+)
 def test_what_is_no_message_ends_the_link(data: bytes) -> None:
     ours, theirs = socket.socketpair()
     link = Link(ours)
@@ -93,21 +98,61 @@ def _connect(listener: socket.socket, secret: bytes) -> tuple[threading.Thread, 
 
 def test_a_writer_that_knows_the_secret_is_known_by_its_rank(listener: socket.socket) -> None:
     thread, found = _connect(listener, b"secret")
-    accepted = accept(listener, b"secret", 10)
+    greeting = Greeting(listener.accept()[0], b"secret")
+    assert greeting.hear(10) == 3
     thread.join()
-    assert accepted is not None
-    link, rank = accepted
-    assert rank == 3
+    link = greeting.link
     (other,) = found
     assert isinstance(other, Link)
-    other.send({"kind": "hello"})
-    assert link.receive(10) == {"kind": "hello"}
+    long = {"kind": "long", "text": "x" * 2 * MAX_GREETING_BYTES}
+    other.send(long)
+    assert link.receive(10) == long
+    link.send(long)
+    assert other.receive(10) == long
     link.close()
     other.close()
 
 
 def test_a_stranger_is_let_in_by_nobody(listener: socket.socket) -> None:
     thread, found = _connect(listener, b"guessed")
-    assert accept(listener, b"secret", 10) is None
+    greeting = Greeting(listener.accept()[0], b"secret")
+    with pytest.raises(LinkLost):
+        greeting.hear(10)
+    greeting.link.close()
     thread.join()
+    assert isinstance(found[0], LinkLost)
+
+
+def _message(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (MAX_GREETING_BYTES + 1).to_bytes(4, "big"),
+        _message(b"[" * 4000),
+        _message(b'{"rank": ' + b"[" * 900 + b"]" * 900 + b', "nonce": "a", "proof": "b"}'),
+        _message(b'{"rank": Infinity, "nonce": "a", "proof": "b"}'),
+        _message(b'{"rank": 1, "nonce": "\\ud800", "proof": "\\ud800"}'),
+        _message(b"{}"),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=["long", "deep", "nested", "infinite", "surrogate", "empty", "http"],
+)
+def test_what_strangers_say_ends_their_link_and_nothing_else(listener: socket.socket, data: bytes) -> None:
+    with socket.create_connection(listener.getsockname()) as stranger:
+        greeting = Greeting(listener.accept()[0], b"secret")
+        stranger.sendall(data)
+        with pytest.raises(LinkLost):
+            greeting.hear(10)
+        greeting.link.close()
+
+
+def test_another_service_at_the_address_is_no_writer(listener: socket.socket) -> None:
+    thread, found = _connect(listener, b"secret")
+    connection, _ = listener.accept()
+    connection.sendall(_message(b'{"nonce": "\\ud800"}') + _message('{"proof": "\u00e9"}'.encode()))
+    thread.join(10)
+    connection.close()
     assert isinstance(found[0], LinkLost)
