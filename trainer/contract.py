@@ -382,6 +382,10 @@ class RunPaths:
     def fetched(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "fetched"
 
+    def run_name(self) -> Path:
+        """Which run this directory is, wherever it is moved to."""
+        return self.run_dir / "run.json"
+
     def checkpoints(self) -> Path:
         return self.run_dir / "checkpoints"
 

@@ -26,6 +26,7 @@ class Place:
     local_world: int = 1
     is_launched: bool = False  # by torchrun or the like: the environment says where the ranks meet
     run: str = "run"
+    is_named: bool = False  # the environment says how the run is called
     run_dir: Path | None = None
     attempt: int = 0
     claim: Claim | None = None
@@ -46,24 +47,28 @@ class Place:
 
 
 def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | None = None) -> Place:
-    """Ranks as torchrun names them, the run as the contract names it; `run_dir` wins over the environment."""
+    """Ranks as torchrun names them, the run as the contract names it; `run_dir` wins over the environment.
+
+    Folders are those of the working directory as it is now, whatever it is later.
+    """
     get = environment.get
     named, resume, local = (get(name, "") for name in _FOLDERS)
-    folder = run_dir or (Path(named) if named else None)
+    folder = _absolute(run_dir or named)
     return Place(
         rank=int(get("RANK", "0")),
         world=int(get("WORLD_SIZE", "1")),
         local_rank=int(get("LOCAL_RANK", "0")),
         local_world=int(get("LOCAL_WORLD_SIZE", "1")),
         is_launched="MASTER_ADDR" in environment and "RANK" in environment,
-        run=get(contract.ENV_RUN) or (folder.name if folder is not None else "run"),
+        run=get(contract.ENV_RUN) or (_name(folder) if folder is not None else "") or "run",
+        is_named=bool(get(contract.ENV_RUN)),
         run_dir=folder,
         attempt=int(get(contract.ENV_ATTEMPT) or 0),
         is_supervised=bool(get(contract.ENV_ATTEMPT)),
-        resume_from=Path(resume) if resume else None,
+        resume_from=_absolute(resume),
         every_s=float(get(contract.ENV_CHECKPOINT_EVERY_S) or 0),
         skip_samples=get(contract.ENV_SKIP_SAMPLES, ""),
-        local_dir=Path(os.path.expandvars(local)) if local else None,
+        local_dir=_absolute(os.path.expandvars(local)),
         object_url=get(contract.ENV_OBJECT_URL, ""),
         upload_bytes_per_s=float(get(contract.ENV_UPLOAD_BYTES_PER_S) or 0),
         object_keep_last=int(get(contract.ENV_OBJECT_KEEP_LAST) or 3),
@@ -72,6 +77,17 @@ def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | N
 
 
 _FOLDERS = (contract.ENV_RUN_DIR, contract.ENV_RESUME_FROM, contract.ENV_LOCAL_DIR)
+
+
+def _absolute(folder: Path | str) -> Path | None:
+    return Path(folder).absolute() if folder else None
+
+
+def _name(folder: Path) -> str:
+    try:
+        return folder.resolve().name
+    except (OSError, RuntimeError):  # links in a circle: whoever uses it is told
+        return folder.name
 
 
 def _read_policy(environment: Mapping[str, str]) -> LossPolicy:

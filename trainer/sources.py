@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.contract import Manifest, ManifestFile, RunPaths
+from trainer.contract import ENV_RESUME_FROM, ENV_RUN, Manifest, ManifestFile, RunPaths
 from trainer.leases import hold_lease
 from trainer.objects import ObjectStorageFailed, ObjectTier
 from trainer.stored import (
@@ -111,7 +111,7 @@ def _find_manifest(path: Path, place: SourcePlace) -> tuple[str, Any]:
         data = read_manifest_bytes(path)
         refuse_another_run(path, parse_manifest(path, data), place)
     except CheckpointRejected as error:
-        other = _manifest_of_other_tier(path, place)
+        other = _manifest_of_other_tier(path, place) if _is_own(path, place) else None
         if other is None:
             return "rejected", error.problems
         log.warning("%s; its manifest is taken from another tier", error)
@@ -126,8 +126,16 @@ def refuse_another_run(path: Path, manifest: Manifest, place: SourcePlace) -> No
 
     It is whole, so no checksum tells. One that is named from elsewhere is meant.
     """
-    if manifest.run != place.run and path.parent == RunPaths(place.run_dir).checkpoints():
-        raise CheckpointRejected(path, [f"is of run {manifest.run}, not of {place.run}"])
+    if manifest.run != place.run and _is_own(path, place):
+        way = (
+            f"name it from where it was made, by {ENV_RESUME_FROM}, to begin from it; {ENV_RUN}={manifest.run}, if all "
+            "of this run directory is that run's"
+        )
+        raise CheckpointRejected(path, [f"is of run {manifest.run}, not of {place.run} ({way})"])
+
+
+def _is_own(path: Path, place: SourcePlace) -> bool:
+    return path.parent == RunPaths(place.run_dir).checkpoints()
 
 
 def _manifest_of_other_tier(path: Path, place: SourcePlace) -> bytes | None:

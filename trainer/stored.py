@@ -317,15 +317,28 @@ def choose_resume(found: Iterable[Found], *, attempt: int, given: Path | None, i
 
     Under a service: this attempt's own newest verified one (its workers were restarted in place), then the one it
     was given; a step older than the given one is never taken. Without one: every complete checkpoint, newest step
-    first (loading verifies it).
+    first (loading verifies it). What is given then is gone back to if it is one of these; another run's is where a run
+    begins that has none of its own yet.
     """
     newest_first = sorted(found, key=lambda f: (f.step, f.attempt), reverse=True)
-    if not is_supervised and given is None:
-        return [f.path for f in newest_first if f.is_complete]
+    if not is_supervised:
+        complete = [f.path for f in newest_first if f.is_complete]
+        meant = [path for path in complete if given is not None and is_same_folder(path, given)]
+        return meant or complete or ([given] if given is not None else [])
     named = parse_checkpoint_name(given.name) if given is not None else None
     at_least = named[0] if named is not None else 0
     own = [f.path for f in newest_first if f.attempt == attempt and f.is_verified and f.step > at_least]
     return own if given is None else [*own, given]
+
+
+def is_same_folder(one: Path, other: Path) -> bool:
+    """True for one folder under two names, by links or by mounts."""
+    if one == other:
+        return True
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
 
 
 def next_attempt(run_dir: Path) -> int:

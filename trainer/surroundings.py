@@ -12,6 +12,7 @@ from trainer.claims import Claim, RunDirectoryInUse, claim_given, claim_next, wh
 from trainer.contract import RunPaths, parse_checkpoint_name
 from trainer.mover import MoverHandle, start_mover
 from trainer.place import Place
+from trainer.runname import settle_name
 from trainer.saving.saver import Saver, Staging
 from trainer.schedule import SaveSchedule
 from trainer.uploads import MoverPlace
@@ -20,7 +21,7 @@ DEFAULT_EVERY_S = 600.0  # without a service
 
 
 def settle(place: Place, agreement: Agreement) -> Place:
-    """The place with the ranks as they have met, and an attempt that is this training's alone.
+    """The place with the ranks as they have met, the run's name, and an attempt that is this training's alone.
 
     Raises, on every rank, `RunDirectoryInUse`.
     """
@@ -30,8 +31,8 @@ def settle(place: Place, agreement: Agreement) -> Place:
         return place
     if problems := [problem for problem in agreement.gather(why_taken(run_dir)) if problem]:
         raise RunDirectoryInUse(problems[0])
-    claim = agreement.from_rank_0(lambda: _claim(run_dir, place))
-    place = replace(place, attempt=claim.attempt, claim=claim)
+    claim, run = agreement.from_rank_0(lambda: (_claim(run_dir, place), settle_name(place)))
+    place = replace(place, attempt=claim.attempt, claim=claim, run=run)
     if place.rank == 0:
         with suppress(OSError):
             # Of workers that were restarted in place: what they left must not explain how these ones end.
