@@ -9,6 +9,7 @@ They are detached and keep their memory: what is copied behind a training that g
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.aliases import Aliases, place_of
@@ -98,6 +100,51 @@ def name_parameters(model: torch.nn.Module) -> dict[torch.Tensor, str]:
 
 # ---------------------------------------------------------------- optimizer
 
+_PLACES = frozenset({"state", "param_groups"})  # of all that an optimizer of torch keeps
+
+
+def refuse_hidden_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise `UnsupportedModel` for an optimizer that keeps state elsewhere than by parameter in `optimizer.state`.
+
+    What is there is all that is saved: the rest would begin anew after a restart, without a word.
+    """
+    kind = type(optimizer).__qualname__
+    if hasattr(optimizer, "consolidate_state_dict"):
+        raise UnsupportedModel(
+            f"the optimizer is a {kind}, which keeps a part of its state on each rank, where it is not found: "
+            "shard the model with fully_shard (FSDP2), which shards the state of any optimizer"
+        )
+    for name, inner in vars(optimizer).items():
+        if isinstance(inner, torch.optim.Optimizer) and inner.state is not optimizer.state:
+            raise UnsupportedModel(
+                f"the optimizer is a {kind} that keeps its state in its {name}, a {type(inner).__qualname__}: "
+                "give that one to the Checkpointer, and what else is to be kept as extra"
+            )
+    strange = [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+    if not strange and type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
+        strange = [key for key in _state_dict_of(optimizer, kind) if key not in _PLACES]
+    if strange:
+        raise UnsupportedModel(
+            f"the optimizer is a {kind} with state that is of no parameter, {strange[0]!r} for one: "
+            "keep it in an object with state_dict and load_state_dict, and give that as extra"
+        )
+
+
+def _state_dict_of(optimizer: torch.optim.Optimizer, kind: str) -> Mapping[str, Any]:
+    try:
+        return optimizer.state_dict()
+    except Exception as error:
+        raise UnsupportedModel(f"the optimizer is a {kind} that does not give its state: {error}") from error
+
+
+def _refuse_sharded(optimizer: torch.optim.Optimizer, values: list[torch.Tensor]) -> None:
+    if any(isinstance(value, DTensor) for value in values):
+        raise UnsupportedModel(
+            f"the optimizer is a {type(optimizer).__qualname__} of a sharded model, whose state can't be made anew "
+            "before it is loaded: use another optimizer, or DDP"
+        )
+
+
 # How an optimizer computes, not what: taken from the optimizer that is there, not from the checkpoint.
 _IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 
@@ -110,6 +157,11 @@ class OptimizerLeaves:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if hasattr(
+            optimizer, "consolidate_state_dict"
+        ):  # its `state` is empty, and nobody would miss what is not saved
+            kind = type(optimizer).__name__
+            raise UnsupportedModel(f"{kind} keeps its state in another optimizer: use fully_shard (FSDP2) to shard it")
         self._optimizer = optimizer
         self._sizes: list[int] = []  # of the groups
         self._known: list[torch.Tensor] = []
@@ -128,6 +180,7 @@ class OptimizerLeaves:
 
     def find(self, names: Mapping[torch.Tensor, str]) -> None:
         """Find the state anew. Raises `UnsupportedModel`."""
+        refuse_hidden_state(self._optimizer)
         groups = self._optimizer.param_groups
         try:
             self.names = [[names[parameter] for parameter in group["params"]] for group in groups]
@@ -144,6 +197,8 @@ class OptimizerLeaves:
         aliases = iter(self._aliases.tensors)
         for parameter, state in zip(self._known, states, strict=True):
             self._take(names[parameter], state, aliases)
+        if self.others and needs_closure(self._optimizer):
+            _refuse_sharded(self._optimizer, values)
         self._is_kept = not self.others  # numbers are no objects to watch
 
     def _take(self, name: str, state: Mapping[str, Any], aliases: Iterator[torch.Tensor]) -> None:
@@ -170,6 +225,11 @@ class OptimizerLeaves:
 
     # ---- settings
 
+    @property
+    def kind(self) -> str:
+        """The name of the optimizer's class: the state of another one is of no use to it."""
+        return type(self._optimizer).__qualname__
+
     def settings(self) -> list[dict[str, Any]]:
         """The settings of each group (learning rate and the like)."""
         return [
@@ -191,7 +251,7 @@ class OptimizerLeaves:
 
     def prepare(self, kinds: Mapping[str, Mapping[str, _Description]]) -> None:
         """Have exactly the state entries that a checkpoint describes, ready to be filled; weights stay as they are."""
-        if any(kinds.values()):
+        if any(kinds.values()) and not needs_closure(self._optimizer):
             initialise(self._optimizer)
         for name, parameter in self.parameters.items():
             wanted = kinds.get(name, {})
@@ -242,6 +302,13 @@ def _set(group: dict[str, Any], key: str, value: Any) -> None:
         current.fill_(float(value))  # a learning rate that a compiled or captured step reads
     else:
         group[key] = value.item() if isinstance(value, torch.Tensor) else value
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """True when a step can't be made without being given something (LBFGS: a function that computes the loss)."""
+    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return any(parameter.kind in named and parameter.default is inspect.Parameter.empty for parameter in parameters)
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from trainer.agreement import Agreed, Agreement
+from trainer.leaves import UnsupportedModel
 from trainer.opaque import UnsavableObject
 from trainer.outcomes import SaveOutcomes
 from trainer.saving.planning import PlanChanged, SavePlan, plan_state
@@ -85,7 +86,7 @@ class Saves:
     def plan(self) -> None:
         """Plan the saves of the state as it is, and get memory for them. Waits for all ranks.
 
-        Raises, on every rank, `UnsavableObject` or what else the state of one rank can't be collected for.
+        Raises, on every rank, `UnsupportedModel`, `UnsavableObject` or what else the state of one can't be collected for.
         """
         state: dict[str, Any] = {}
         error: Exception | None = None
@@ -94,14 +95,19 @@ class Saves:
         except Exception as failure:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
             error = failure
         answers = self._agreement.gather(
-            (f"{type(error).__name__}: {error}" if error else "", _digests(self._state, error))
+            (
+                f"{type(error).__name__}: {error}" if error else "",
+                _digests(self._state, error),
+                _digest(self._state.structure or b""),
+            )
         )
         if error is not None:
             raise error
-        for rank, (problem, _) in enumerate(answers):
+        for rank, (problem, _, _) in enumerate(answers):
             if problem:
                 raise UnsavableObject(f"rank {rank}: {problem}")
-        _refuse_differing([digests for _, digests in answers])
+        _refuse_other_models([structure for _, _, structure in answers])
+        _refuse_differing([digests for _, digests, _ in answers])
         self._plan = plan_state(state, self._agreement.group)
         self._must_plan = False
         try:
@@ -178,18 +184,30 @@ class Saves:
             return None  # it is made again
         return self._outcomes.take(result)
 
-    def close(self) -> None:
-        """End the writer; a save in flight is given up."""
-        self.saver.close()
+    def close(self, *, finishes: bool = False) -> None:
+        """End the writer; a save in flight is given up, unless it may finish (then nobody waits for it)."""
+        self.saver.close(finishes=finishes)
 
 
 def _digests(state: TrainState, error: Exception | None) -> dict[str, str]:
     if error is not None:
         return {}
     plain = state.shared_values()
-    return {
-        name: hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest() for name, value in plain.items()
-    }
+    return {name: _digest(json.dumps(value).encode()) for name, value in plain.items()}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def _refuse_other_models(structures: list[str]) -> None:
+    """Refuse what is saved once and would be no description of what some ranks have."""
+    others = [str(rank) for rank, structure in enumerate(structures) if structure != structures[0]]
+    if others:
+        raise UnsupportedModel(
+            f"ranks {', '.join(others[:8])} have other parameters or optimizer states than rank 0: "
+            "all ranks must have the same, whole or sharded (as with DDP and fully_shard)"
+        )
 
 
 def _refuse_differing(answers: list[dict[str, str]]) -> None:

@@ -102,6 +102,11 @@ class TrainState:
         """False when the position in the data can't be carried to another number of ranks."""
         return self.data is None or bool(getattr(self.data, "is_elastic", False))
 
+    @property
+    def structure(self) -> bytes | None:
+        """What `collect` found model and optimizer to be made of, which is saved once for all ranks."""
+        return self._structure
+
     # ------------------------------------------------------------ saving
 
     def collect(self) -> dict[str, Any]:
@@ -156,6 +161,7 @@ class TrainState:
             kind_of[str(number[name])] = kinds.setdefault(kind, len(kinds))
         return {
             "model": names,
+            "optimizer": self._optimizer.kind,
             "groups": [[number[name] for name in group] for group in self._optimizer.names],
             "kinds": [json.loads(kind) for kind in kinds],
             "kind_of": kind_of,
@@ -289,6 +295,12 @@ class TrainState:
         saved, here = set(shared["structure"]["model"]), set(self._model.tensors)
         if saved != here:
             raise StateMismatch(_compare("the checkpoint", saved, "the model", here))
+        kind = shared["structure"].get("optimizer", self._optimizer.kind)
+        if kind != self._optimizer.kind:
+            raise StateMismatch(
+                f"it has the state of the optimizer {kind}, and this training has {self._optimizer.kind}: train on "
+                f"with {kind}, or begin a new run with the weights alone (torch.distributed.checkpoint loads them)"
+            )
 
     def _similar_tensors(self) -> dict[str, torch.Tensor]:
         # Of objects that are sharded as this process has them (the averaged weights of an FSDP2 model).

@@ -417,3 +417,31 @@ def test_nothing_is_found_anew_while_the_training_only_trains(tmp_path: Path) ->
     second = training.state.collect()
     assert first["model"] is second["model"]
     assert first["optimizer"] is second["optimizer"]
+
+
+# ---------------------------------------------------------------- what can't be saved whole
+
+
+def _plan_a_stage_of_a_pipeline(rank: int, root: Path) -> None:
+    from trainer.leaves import UnsupportedModel
+
+    model = nn.ModuleDict({f"stage{rank}": nn.Linear(4, 4)})
+    with pytest.raises(UnsupportedModel, match=r"ranks 1 .*other.* than rank 0"):
+        Training(root, model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_ranks_with_models_of_different_names_are_refused_before_they_train(tmp_path: Path) -> None:
+    """Rank 0's description is the checkpoint's: no rank could load its own part."""
+    run_ranks(2, _plan_a_stage_of_a_pipeline, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in importing it
+def test_an_optimizer_that_keeps_its_state_elsewhere_is_refused() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from trainer.leaves import OptimizerLeaves, UnsupportedModel
+
+    join_alone()
+    optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), optimizer_class=torch.optim.Adam)
+    with pytest.raises(UnsupportedModel, match="ZeroRedundancyOptimizer"):
+        OptimizerLeaves(optimizer)
