@@ -19,6 +19,7 @@ from supervisor.model import PLANNED_ENDS, Attempt, AttemptEnd, CheckpointSpec, 
 
 GPUS_PER_PRIOR_NODE = 8  # of the training that the prior comes from
 PRIOR_WEIGHT = 1.0  # failures that the prior counts for: a run's own outweigh it from the second on
+LEAST_BETWEEN_S = 60.0  # node seconds between two failures of its own: of starts that fail at once, nothing is learnt
 COSTS_KEPT = 5  # saves whose blocking time is remembered
 COSTS_NEEDED = 2  # before anything is concluded: the first save of a process is often the slowest
 CHANGE_TOLD = 0.2  # smaller changes are not worth telling: the loss is flat around its minimum
@@ -93,7 +94,7 @@ class Rate:
     mtbf_s: float
     failures: int  # of this run's own
     observed_node_s: float  # time that its nodes ran
-    prior_share: float  # 1: nothing but the prior, towards 0 with the run's own failures and time
+    prior_share: float  # the prior's weight in it, 1: nothing else, towards 0 with the run's own failures
 
     @property
     def basis(self) -> str:
@@ -113,19 +114,26 @@ def prior_node_mtbf_s(gpus_per_node: int | None) -> float:
 
 
 def blend_rate(*, failures: int, observed_node_s: float, prior_node_s: float, nodes: int) -> Rate:
-    """Gamma-Poisson: the prior counts as PRIOR_WEIGHT failures in that many times its mean, the rest is the run's own.
+    """The mean of the run's own time between failures and the prior's, which weighs as PRIOR_WEIGHT failures.
 
-    Failures and time are the nodes', so that what was seen at another size counts too.
+    A run that fails more rarely than the prior gets the arithmetic mean (Gamma-Poisson: without a failure, its time is
+    added to the prior's). One that fails more often gets the geometric mean: the prior may be wrong by orders of
+    magnitude, and in an arithmetic mean its long exposure would hide dozens of failures. The two meet where both times
+    are the same. Failures and time are the nodes', so that what was seen at another size counts too.
     """
-    shape = PRIOR_WEIGHT + failures
-    exposure_s = PRIOR_WEIGHT * prior_node_s + observed_node_s
-    # The prior's part of what is known: of the failures and of the time, whichever tells more.
-    own = max(failures / shape, observed_node_s / exposure_s)
+    share = PRIOR_WEIGHT / (PRIOR_WEIGHT + failures)
+    own_s = max(observed_node_s / failures, LEAST_BETWEEN_S) if failures else math.inf
+    if own_s < prior_node_s:
+        node_s = own_s ** (1 - share) * prior_node_s**share
+    else:
+        node_s = prior_node_s * share + observed_node_s * share / PRIOR_WEIGHT
+    if not failures:
+        share = prior_node_s / (prior_node_s + observed_node_s)
     return Rate(
-        mtbf_s=exposure_s / shape / max(1, nodes),
+        mtbf_s=node_s / max(1, nodes),
         failures=failures,
         observed_node_s=observed_node_s,
-        prior_share=1 - own,
+        prior_share=share,
     )
 
 

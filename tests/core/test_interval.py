@@ -145,15 +145,37 @@ def test_without_failures_and_time_the_rate_is_the_prior() -> None:
     assert rate.prior_share == 1
 
 
-def test_the_prior_counts_as_one_failure() -> None:
+def test_time_without_a_failure_is_added_to_the_prior() -> None:
+    rate = blend_rate(failures=0, observed_node_s=1000 * HOUR, prior_node_s=3000 * HOUR, nodes=4)
+    assert rate.mtbf_s == 1000 * HOUR
+    assert rate.prior_share == 0.75
+
+
+def test_the_prior_counts_as_one_failure_by_orders_of_magnitude() -> None:
     rate = blend_rate(failures=1, observed_node_s=10 * HOUR, prior_node_s=1000 * HOUR, nodes=1)
-    assert rate.mtbf_s == (1000 + 10) / 2 * HOUR
+    assert rate.mtbf_s == pytest.approx(100 * HOUR)
+    assert rate.prior_share == 0.5
+
+
+def test_a_small_cluster_that_fails_often_is_soon_seen_to() -> None:
+    prior_s = prior_node_mtbf_s(None)  # 264 node-days
+    rate = blend_rate(failures=6, observed_node_s=12 * HOUR, prior_node_s=prior_s, nodes=2)
+    assert HOUR < rate.mtbf_s < 4 * HOUR  # its own: one hour
+
+
+def test_a_cluster_that_fails_more_rarely_than_the_prior_gets_the_time_that_it_has_shown() -> None:
+    rate = blend_rate(failures=1, observed_node_s=9000 * HOUR, prior_node_s=1000 * HOUR, nodes=1)
+    assert rate.mtbf_s == pytest.approx(5000 * HOUR)
 
 
 def test_many_failures_of_its_own_outweigh_the_prior() -> None:
     rate = blend_rate(failures=40, observed_node_s=4000 * HOUR, prior_node_s=6000 * HOUR, nodes=1)
-    assert rate.mtbf_s == pytest.approx((6000 + 4000) / 41 * HOUR)
+    assert rate.mtbf_s == pytest.approx(100 * HOUR, rel=0.12)
     assert rate.prior_share < 0.03
+
+
+def test_failures_before_anything_ran_leave_a_time_between_them() -> None:
+    assert blend_rate(failures=3, observed_node_s=0, prior_node_s=1000 * HOUR, nodes=8).mtbf_s > 0
 
 
 @given(failures=st.integers(0, 200), hours=st.floats(0, 1e6), nodes=st.integers(1, 2000))
@@ -162,7 +184,7 @@ def test_another_failure_never_raises_the_mtbf(failures: int, hours: float, node
         observed = hours * HOUR
         return blend_rate(failures=count, observed_node_s=observed, prior_node_s=1e7, nodes=nodes).mtbf_s
 
-    assert mtbf(failures + 1) < mtbf(failures)
+    assert mtbf(failures + 1) <= mtbf(failures) * (1 + 1e-9)
 
 
 def test_the_prior_of_a_node_is_that_of_its_gpus() -> None:
@@ -174,7 +196,8 @@ def test_time_and_failures_at_another_size_count_by_their_nodes() -> None:
     four = attempt(2, nodes=("n1", "n2", "n3", "n4"), started_at=ago(0))
     rate = measure_rate(SPEC, (eight, four), NOW)
     assert rate.observed_node_s == 8 * 7200
-    assert (rate.failures, rate.mtbf_s) == (1, (prior_node_mtbf_s(None) + 8 * 7200) / 2 / 4)
+    assert rate.failures == 1
+    assert rate.mtbf_s == pytest.approx(math.sqrt(prior_node_mtbf_s(None) * 8 * 7200) / 4)
 
 
 @pytest.mark.parametrize("end", [AttemptEnd.TIME_LIMIT, AttemptEnd.SAVED, AttemptEnd.STOPPED, AttemptEnd.REFUSED])
