@@ -91,7 +91,7 @@ def find_given(path: Path, layout: str | None = None) -> tuple[Given, ...]:
     `layout`: a name of `registry.LAYOUTS`, "supervisor", or None, told by what lies there. Raises NoCheckpoint and
     OSError.
     """
-    place = Path(os.path.abspath(path)).resolve()  # noqa: PTH100 - a link that a person names is meant to be followed
+    place = _follow(path)
     if not place.exists():
         raise NoCheckpoint(f"{path} does not exist")
     one = _find_one(place, layout)
@@ -105,6 +105,17 @@ def find_given(path: Path, layout: str | None = None) -> tuple[Given, ...]:
         if last is not None:
             return (last,)
     raise NoCheckpoint(_say_missing(place, layout))
+
+
+def _follow(path: Path) -> Path:
+    """Where a path leads: a link that a person names is meant to be followed."""
+    place = Path(os.path.abspath(path))  # noqa: PTH100 - of a ".." the name counts, not the link
+    try:
+        place.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NoCheckpoint(f"{path} leads nowhere: its symbolic links go in a circle") from None
+    return place.resolve()
 
 
 def _age(given: Given) -> tuple[int, int, str]:

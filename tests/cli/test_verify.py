@@ -249,3 +249,12 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path) -> None:
         os.close(theirs)
     assert done.returncode == GOOD
     assert b"verified" in done.stdout
+
+
+def test_links_in_a_circle_are_said_to_be_that(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path in (tmp_path / "a", tmp_path / "a/checkpoints"):
+        result = verify(path)
+        assert result.exit_code == NONE_THERE, result.output
+        assert "circle" in result.output
