@@ -320,8 +320,8 @@ class Checkpointer:
     ) -> None:
         if kind is None or (isinstance(error, SystemExit) and error.code in (0, None, contract.EXIT_RESUBMIT)):
             self.close()
-        else:  # a peer may be gone: nothing is waited for
-            self.close(saves=False)
+        else:  # a peer may be gone: nothing is waited for; a save whose bytes are staged is finished by its writers
+            self._release(finishes=True)
 
     # ------------------------------------------------------------ one step
 
@@ -436,11 +436,11 @@ class Checkpointer:
         else:
             skip(ranges)
 
-    def _release(self, *, mover_s: float = 0.0) -> None:
+    def _release(self, *, mover_s: float = 0.0, finishes: bool = False) -> None:
         if self._seat is not None:
             self._seat.leave()
         if self._saves is not None:
-            self._saves.close()
+            self._saves.close(finishes=finishes)
         if self._mover is not None and not self._mover.close(mover_s) and mover_s:
             log.warning("the newest checkpoint is not in object storage yet: the next attempt goes on copying")
         self._wishes.close()

@@ -68,6 +68,28 @@ def _fill_disk(training: Training, *, is_full: bool) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
+# ---------------------------------------------------------------- how it ends
+
+
+def test_a_save_in_flight_is_finished_after_an_exception_in_the_training(
+    make: Callable[..., Training], tmp_path: Path
+) -> None:
+    training = make(every_steps=2, when_busy="wait")
+    saver = training.checkpointer.saver
+    assert saver is not None
+    with pytest.raises(RuntimeError, match="out of memory"), training.checkpointer:
+        training.steps(2)
+        await_true(lambda: saver.poll() is None and saver.phase != "staging")
+        pid = saver.writer_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # step 2 is written and not published before step 3 lets it be
+        training.steps(1)
+        assert _saved(tmp_path) in ([], [(2, False)])
+        os.kill(pid, signal.SIGCONT)
+        raise RuntimeError("out of memory")
+    await_true(lambda: _saved(tmp_path) == [(2, True)], within_s=60)
+
+
 # ---------------------------------------------------------------- when
 
 

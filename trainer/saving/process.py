@@ -80,6 +80,11 @@ class WriterProcess:
             handle_other(message)
         raise LinkLost(f"no answer within {within_s:g} s")
 
+    def leave(self) -> None:
+        """Part from it: it finishes the save whose bytes are staged, within its own bound, and ends."""
+        self._link.close()
+        self._process.returncode = 0  # nobody waits for it, and nobody is warned of it
+
     def end(self, *, is_idle: bool) -> str:
         """Let it end, killed unless `is_idle`; returns how it ended, never later than in a few seconds."""
         self._link.close()

@@ -276,17 +276,20 @@ class Saver:
         self._await_end(timeout_s)
         return self._results.popleft() if self._results else None
 
-    def close(self, timeout_s: float = 0.0) -> None:
+    def close(self, timeout_s: float = 0.0, *, finishes: bool = False) -> None:
         """End the writer, after `timeout_s` also in the middle of a save; harmless when called again.
 
-        With 0 s the save in flight is given up.
+        With 0 s the save in flight is given up, unless `finishes`: then the writer is left to end it by itself.
         """
         if self._is_closed:
             return
         self._await_end(timeout_s)
         self._is_closed = True
         if self._writer is not None:
-            self._writer.end(is_idle=self._current is None)
+            if finishes and self._current is not None:
+                self._writer.leave()
+            else:
+                self._writer.end(is_idle=self._current is None)
         self._writer = self._current = None
         self._phase = "idle"
         if self._device is not None:
