@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from trainer.saving.guard import Guard
 from trainer.saving.image import Slot
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
-from trainer.saving.protect import Chunk, Protector, copy_behind
+from trainer.saving.protect import Chunk, Protector, Region, copy_behind
 from trainer.stored import Condition, check_file
 
 METADATA_NAME = ".metadata"
@@ -50,6 +50,12 @@ class Behind:
 
     chunks: Sequence[Chunk] = ()
     twins: Sequence[tuple[int, int, int]] = ()
+
+    def without(self, regions: Collection[Region]) -> Behind:
+        """What is left when the rank copies these regions itself."""
+        own = [(region.address, region.address + region.size) for region in regions]
+        chunks = [chunk for chunk in self.chunks if not any(begin <= chunk.address < end for begin, end in own)]
+        return Behind(chunks, self.twins)
 
 
 class Job:
@@ -137,7 +143,8 @@ class Job:
     def _stage(self, behind: Behind, protector: Protector | None, guard: Guard | None) -> None:
         memory = self._prepared.memory
         if protector is not None and behind.chunks:
-            copy_behind(protector, behind.chunks, memory.address, self._cancelled.is_set)
+            beat = guard.beat if guard is not None else lambda: None
+            copy_behind(protector, behind.chunks, memory.address, self._cancelled.is_set, beat)
         if guard is not None:
             guard.disarm()
         self._filled.wait()

@@ -22,6 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.saving.mappings import OwnMemory
+
 PAGE = 4096
 CHUNK_BYTES = 4 * 1024 * 1024  # a multiple of huge pages, so that none is split; 4 MiB are copied in a millisecond
 
@@ -86,8 +88,8 @@ class Chunk:
     parts: tuple[Range, ...]
 
 
-def merge(ranges: Sequence[Range]) -> list[Region]:
-    """Regions around ranges that do not overlap.
+def merge(ranges: Sequence[Range], holds: Callable[[int, int], bool] | None = None) -> list[Region]:
+    """Regions around ranges that do not overlap. `holds(address, size)`: what lies between can be protected, too.
 
     Between neighbours lie the pages that hold the end of one tensor and the begin of the next. Protected with them,
     huge pages stay whole, and then protecting costs next to nothing.
@@ -95,19 +97,21 @@ def merge(ranges: Sequence[Range]) -> list[Region]:
     regions: list[Region] = []
     for part in sorted(ranges, key=lambda part: part.address):
         last = regions[-1] if regions else None
-        if last is not None and part.address - (last.address + last.size) <= _GAP_BYTES:
+        end = last.address + last.size if last is not None else 0
+        gap = part.address - end
+        if last is not None and gap <= _GAP_BYTES and (gap == 0 or holds is None or holds(end, gap)):
             regions[-1] = Region(last.address, part.address + part.size - last.address)
         else:
             regions.append(Region(part.address, part.size))
     return regions
 
 
-def split(ranges: Sequence[Range]) -> list[Chunk]:
+def split(ranges: Sequence[Range], regions: Sequence[Region] | None = None) -> list[Chunk]:
     """The regions around the ranges in chunks that end at multiples of CHUNK_BYTES, by address."""
     parts = sorted(ranges, key=lambda part: part.address)
     begins = [part.address for part in parts]
     chunks = []
-    for region in merge(parts):
+    for region in merge(parts) if regions is None else regions:
         begin, end = region.address, region.address + region.size
         while begin < end:
             stop = min(end, (begin // CHUNK_BYTES + 1) * CHUNK_BYTES)
@@ -176,7 +180,7 @@ def advise(address: int, size: int, advice: int) -> bool:
 
 
 class Protector:
-    """Protects pages of the memory of the process that made `fd`, which is `pid`. Its calls raise OSError."""
+    """Protects pages of the memory of the process that made `fd`, which is `pid`. Its calls raise OSError but one."""
 
     def __init__(self, fd: int, pid: int) -> None:
         self._fd = fd
@@ -191,25 +195,39 @@ class Protector:
             fcntl.ioctl(self._fd, _REGISTER, struct.pack("<QQQQ", region.address, region.size, _MODE_WP, 0))
             self._registered.add(region)
 
-    def protect(self, regions: Sequence[Region]) -> None:
-        """Writes to these regions wait from now on; after an error none of them does."""
-        protected: list[Region] = []
-        try:
-            for region in regions:
+    def protect(self, regions: Sequence[Region], beat: Callable[[], None] = lambda: None) -> dict[Region, str]:
+        """Writes to these regions wait from now on; returns those where none does, each with what the kernel says.
+
+        `beat` is called after each of them.
+        """
+        declined = {}
+        for region in regions:
+            try:
                 self._protect(region)
-                protected.append(region)
-        except OSError:
-            self.release_all(protected)  # no others: they may be protected by someone else
-            raise
+            except OSError as error:
+                declined[region] = str(error)
+            beat()
+        return declined
 
     def _protect(self, region: Region) -> None:
         if region not in self._registered:
-            self.register([region])
+            self.register([region])  # not released when this fails: it may be protected by someone else
         try:
-            self._set(region.address, region.size, is_protected=True)
-        except FileNotFoundError:  # a part of it was freed and mapped anew, which forgets the registration
-            self.register([region])
-            self._set(region.address, region.size, is_protected=True)
+            try:
+                self._set(region.address, region.size, is_protected=True)
+            except FileNotFoundError:  # a part of it was freed and mapped anew, which forgets the registration
+                self._register_again(region)
+                self._set(region.address, region.size, is_protected=True)
+        except OSError:
+            self.release_all([region])  # the part before what declines
+            raise
+
+    def _register_again(self, region: Region) -> None:
+        self._registered.discard(region)
+        with Path(f"/proc/{self._pid}/maps").open() as lines:
+            if not OwnMemory(lines).holds(region.address, region.size):
+                raise OSError(errno.EINVAL, "it is no memory of the process's own any more")
+        self.register([region])
 
     def release(self, address: int, size: int) -> None:
         """Writes to these pages go on, also those that wait."""
@@ -247,12 +265,16 @@ class Protector:
 
 
 def copy_behind(
-    protector: Protector, chunks: Sequence[Chunk], memory: int, is_cancelled: Callable[[], bool] = lambda: False
+    protector: Protector,
+    chunks: Sequence[Chunk],
+    memory: int,
+    is_cancelled: Callable[[], bool] = lambda: False,
+    beat: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy protected chunks to the staging memory that begins at `memory`, and release each after its copy.
 
-    Chunks that someone waits for come first. Whatever happens, nothing is protected afterwards, as long as the
-    kernel lets it be released.
+    Chunks that someone waits for come first; `beat` is called after each. Whatever happens, nothing is protected
+    afterwards, as long as the kernel lets it be released.
     """
     begins = [chunk.address for chunk in chunks]
     is_copied = bytearray(len(chunks))
@@ -270,6 +292,7 @@ def copy_behind(
                     protector.read(chunk.parts, memory)
                 is_copied[at] = True
                 protector.release(chunk.address, chunk.size)
+                beat()
             while next_at < len(chunks) and is_copied[next_at]:
                 next_at += 1
     finally:

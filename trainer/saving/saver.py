@@ -30,13 +30,14 @@ from trainer.saving.link import LinkLost, Message
 from trainer.saving.meeting import meet
 from trainer.saving.memory import StagingMemory
 from trainer.saving.process import WriterProcess
+from trainer.saving.protect import Region
 from trainer.saving.staging import (
     Binding,
     DeviceCopies,
     Source,
     bind,
-    copy_all,
     copy_now,
+    copy_regions,
     is_on_device,
     locate,
     touch_pages,
@@ -48,7 +49,7 @@ log = logging.getLogger("trainer.saving.saver")
 ANSWER_LIMIT_S = 3.0  # for what the writer answers at once: the training waits for it
 PREPARE_LIMIT_S = 300.0
 HUGE_PAGES_WAIT_S = 10.0  # in `prepare`: they make saves cheaper, and are not worth a long wait at a start
-STAGE_LIMIT_S = 60.0  # until nothing is protected any more: the training may wait for it
+STAGE_LIMIT_S = 3.0  # until a writer that protects gets on with its copy: the training may wait for it
 _LOOK_S = 5.0
 
 Staging = Literal["auto", "copy", "protect"]
@@ -151,6 +152,7 @@ class Saver:
         self._results: deque[SaveResult] = deque()
         self._phase = "idle"
         self._is_closed = False
+        self._declined = ""  # what protection was last declined for
         self._await_writer()
         if self._wants_protection:
             self._choose_protection(is_needed=staging == "protect")
@@ -322,17 +324,24 @@ class Saver:
         copied = self._device.begin(image, sources) if self._device is not None else None
         copy_now(image, sources, binding, self._memory)  # while the writer protects the rest
         if is_protecting:
-            error = str(writer.await_answer("protected", ANSWER_LIMIT_S, self._handle)["error"])
-            if error:
-                log.warning("the state can't be protected and is copied at once: %s", error)
-                copy_all(image, sources, self._memory)
-            else:
-                current.held = sources
+            current.held = sources
+            answer = writer.await_answer("protected", ANSWER_LIMIT_S, self._handle)
+            self._copy_declined(answer["declined"], binding, self._memory)
         if copied is None:
             writer.send({"kind": "filled", "save": current.save})
         else:
             current.held = sources
             threading.Thread(target=_fill_after, args=(copied, writer, current.save), daemon=True).start()
+
+    def _copy_declined(self, declined: Sequence[tuple[int, int, str]], binding: Binding, memory: StagingMemory) -> None:
+        if not declined:
+            return
+        copy_regions(binding, [Region(address, size) for address, size, _ in declined], memory)
+        why = "; ".join(sorted({why for _, _, why in declined}))
+        if why != self._declined:  # not again in each save
+            total = sum(size for _, size, _ in declined) / 2**20
+            log.warning("%.1f MiB of the state can't be protected and are copied at once: %s", total, why)
+        self._declined = why
 
     def _prepare(self, plan: Plan, sources: Sequence[Source]) -> None:
         writer = self._await_writer()
@@ -387,6 +396,7 @@ class Saver:
         writer.send(
             {
                 "kind": "bind",
+                "regions": [(region.address, region.size) for region in binding.regions],
                 "ranges": [(part.address, part.size, part.offset) for part in binding.ranges],
                 "twins": [(twin.offset, twin.source, twin.size) for twin in binding.twins],
             }

@@ -58,6 +58,7 @@ class Binding:
     key: tuple[int, ...]
     copies: tuple[Copy, ...]
     ranges: tuple[Range, ...] = ()
+    regions: tuple[Region, ...] = ()  # around them
     twins: tuple[Twin, ...] = ()
 
 
@@ -98,6 +99,7 @@ def bind(image: Image, sources: Sequence[Source], *, is_protecting: bool) -> Bin
         key=locate(sources),
         copies=tuple(parts.copies),
         ranges=tuple(sorted(parts.ranges, key=lambda part: part.offset)),
+        regions=tuple(merge(parts.ranges, own.holds)) if own is not None else (),
         twins=tuple(parts.twins),
     )
 
@@ -146,7 +148,7 @@ def use_huge_pages(binding: Binding) -> threading.Thread:
 
     Until it is done, and where the kernel has none, a save blocks somewhat longer; nothing else depends on it.
     """
-    thread = threading.Thread(target=_use_huge_pages, args=(merge(binding.ranges),), name="pages", daemon=True)
+    thread = threading.Thread(target=_use_huge_pages, args=(binding.regions,), name="pages", daemon=True)
     thread.start()
     return thread
 
@@ -174,6 +176,14 @@ def copy_now(image: Image, sources: Sequence[Source], binding: Binding, memory: 
     for slot, source in zip(image.slots, sources, strict=True):
         if isinstance(source, bytes):
             memory.view[slot.offset : slot.offset + slot.size] = source
+
+
+def copy_regions(binding: Binding, regions: Sequence[Region], memory: StagingMemory) -> None:
+    """Copy at once what was to be copied behind, in these of the binding's regions."""
+    for region in regions:
+        for part in binding.ranges:
+            if region.address <= part.address < region.address + region.size:
+                ctypes.memmove(memory.address + part.offset, part.address, part.size)
 
 
 def copy_all(image: Image, sources: Sequence[Source], memory: StagingMemory) -> None:

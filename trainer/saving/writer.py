@@ -32,7 +32,7 @@ from trainer.saving.job import Behind, Job, Prepared
 from trainer.saving.link import Link, LinkLost, Message, connect
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
-from trainer.saving.protect import Protector, Range, Region, merge, split
+from trainer.saving.protect import Protector, Range, Region, split
 from trainer.saving.publish import Destination, Folder, describe, discard, open_folder, publish, vouch
 
 FINISH_LIMIT_S = 120.0  # for the save in flight when the rank is gone
@@ -184,8 +184,8 @@ class Writer:
 
     def _bind(self, message: Message) -> None:
         ranges = [Range(*part) for part in message["ranges"]]
-        self._behind = Behind(split(ranges), message["twins"])
-        self._regions = merge(ranges)
+        self._regions = [Region(*region) for region in message["regions"]]
+        self._behind = Behind(split(ranges, self._regions), message["twins"])
         if self._protector is not None:
             with suppress(OSError):  # told when they are to be protected
                 self._protector.register(self._regions)
@@ -198,11 +198,12 @@ class Writer:
             assert self._protector is not None
             region = Region(address, size)
             self._guard.arm(_PROBE_LIMIT_S * 2)
-            self._protector.protect([region])
-            self._tell_rank({"kind": "protected"})
-            if not self._protector.waiting(_PROBE_LIMIT_S):
-                answer["error"] = "a write to a protected page did not wait"
-            _copy_and_release(self._protector, region, held)
+            answer["error"] = self._protector.protect([region]).get(region, "")
+            if not answer["error"]:
+                self._tell_rank({"kind": "protected"})
+                if not self._protector.waiting(_PROBE_LIMIT_S):
+                    answer["error"] = "a write to a protected page did not wait"
+                _copy_and_release(self._protector, region, held)
         except OSError as error:
             answer["error"] = str(error)
         finally:
@@ -216,22 +217,21 @@ class Writer:
         behind, protector = Behind(), None
         if message["is_protecting"]:
             behind, protector = self._behind, self._protector
-            error = self._protect(float(message["limit_s"]))
-            self._tell_rank({"kind": "protected", "save": save, "error": error})
-            if error:
-                behind, protector = Behind(), None  # the rank copies everything itself
+            declined = self._protect(float(message["limit_s"]))
+            if declined:  # the rank copies these itself
+                behind = behind.without(declined)
+            regions = [(region.address, region.size, why) for region, why in declined.items()]
+            self._tell_rank({"kind": "protected", "save": save, "declined": regions})
         job.stage(behind, protector, self._guard)
 
-    def _protect(self, limit_s: float) -> str:
+    def _protect(self, limit_s: float) -> dict[Region, str]:
         if self._protector is None:
-            return "no descriptor"
+            return dict.fromkeys(self._regions, "no descriptor")
         try:
             self._guard.arm(limit_s)
-            self._protector.protect(self._regions)
         except OSError as error:
-            self._guard.disarm()
-            return str(error)
-        return ""
+            return dict.fromkeys(self._regions, f"nobody would watch over it: {error}")
+        return self._protector.protect(self._regions, self._guard.beat)
 
     # ------------------------------------------------------------ events of threads
 

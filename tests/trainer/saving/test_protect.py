@@ -75,6 +75,13 @@ def protector() -> Iterator[Protector]:
     os.close(descriptor.fd)
 
 
+def _map_fixed(address: int, size: int, flags: int, file: int = -1) -> int:
+    _libc.mmap.restype = ctypes.c_void_p
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    pointer, length = ctypes.c_void_p(address), ctypes.c_size_t(size)
+    return int(_libc.mmap(pointer, length, protection, flags | _MAP_FIXED, file, 0))
+
+
 def _whole(memory: Memory) -> Region:
     return Region(memory.address, SIZE)
 
@@ -129,6 +136,15 @@ def test_memory_that_was_never_touched_is_protected_too(protector: Protector) ->
     assert copy.mapping[:] == bytes(SIZE)
 
 
+def test_each_chunk_that_is_copied_is_told_of(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    told: list[int] = []
+    protector.protect([_whole(source)])
+    chunks = split([_part(source)])
+    copy_behind(protector, chunks, copy.address, beat=lambda: told.append(1))
+    assert len(told) == len(chunks)
+
+
 def test_reading_does_not_wait(protector: Protector) -> None:
     source = _memory(b"a")
     protector.protect([_whole(source)])
@@ -169,22 +185,47 @@ def test_when_the_last_descriptor_goes_so_does_the_protection() -> None:
     assert source.mapping[:3] == b"new"
 
 
-def test_a_range_that_can_not_be_protected_leaves_the_others_unprotected(protector: Protector) -> None:
+def test_memory_that_can_not_be_protected_is_named_and_the_rest_is_protected(protector: Protector) -> None:
+    source, copy, other = _memory(b"a"), _memory(b""), _memory(b"a")
+    nowhere = Region(0x1000, PAGE)
+    assert list(protector.protect([nowhere, _whole(source)])) == [nowhere]
+    write = source.write_aside(0, b"new")
+    copy_behind(protector, split([_part(source)]), copy.address)
+    write.join(10)
+    assert copy.mapping[:3] == b"aaa"
+    other.write(0, b"new")
+
+
+def test_nothing_waits_in_a_region_of_which_a_part_can_not_be_protected(protector: Protector) -> None:
     source = _memory(b"a")
-    gone = mmap.mmap(-1, PAGE)
-    with pytest.raises(OSError, match=r".+"):
-        protector.protect([_whole(source), Region(0x1000, PAGE)])
-    gone.close()
+    protector.register([_whole(source)])
+    part = source.address + 2 * CHUNK_BYTES
+    assert _map_fixed(part, PAGE, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) == part
+    assert list(protector.protect([_whole(source)])) == [_whole(source)]
+    write = source.write_aside(0, b"new")
+    write.join(10)
+    assert not write.is_alive()
+
+
+@pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE], ids=["shared", "of a file"])
+def test_memory_that_came_to_be_another_s_is_not_protected(protector: Protector, flags: int) -> None:
+    source = _memory(b"a")
+    protector.register([_whole(source)])
+    file = os.memfd_create("weights")
+    os.ftruncate(file, SIZE)
+    assert _map_fixed(source.address, SIZE, flags, file) == source.address
+    os.close(file)
+    (why,) = protector.protect([_whole(source)]).values()
+    assert "own" in why
     source.write(0, b"new")
-    assert source.mapping[:3] == b"new"
 
 
 def test_what_another_one_protects_stays_protected(protector: Protector) -> None:
     source, copy = _memory(b"a"), _memory(b"")
     protector.protect([_whole(source)])
     descriptor = open_descriptor()
-    with pytest.raises(OSError, match="busy"):
-        Protector(descriptor.fd, os.getpid()).protect([_whole(source)])
+    (why,) = Protector(descriptor.fd, os.getpid()).protect([_whole(source)]).values()
+    assert "busy" in why
     os.close(descriptor.fd)
     write = source.write_aside(0, b"new")
     copy_behind(protector, split([_part(source)]), copy.address)
@@ -198,10 +239,7 @@ def test_memory_that_was_mapped_anew_is_protected_all_the_same(protector: Protec
     protector.protect([_whole(source)])
     protector.release_all([_whole(source)])
     _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(SIZE))
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    _libc.mmap.restype = ctypes.c_void_p
-    protection = mmap.PROT_READ | mmap.PROT_WRITE
-    assert _libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(SIZE), protection, flags, -1, 0) == address
+    assert _map_fixed(address, SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) == address
     copy = _memory(b"x")
     protector.protect([_whole(source)])
     write = source.write_aside(0, b"new")
@@ -217,6 +255,16 @@ def test_neighbours_are_protected_together_and_others_apart() -> None:
     near = [Range(10 * PAGE, 3 * PAGE, 0), Range(15 * PAGE, PAGE, 900)]
     far = Range(40 * PAGE, PAGE, 5)
     assert merge([far, *near]) == [Region(10 * PAGE, 6 * PAGE), Region(40 * PAGE, PAGE)]
+
+
+def test_neighbours_with_memory_between_them_that_can_not_be_protected_are_apart() -> None:
+    parts = [Range(10 * PAGE, 3 * PAGE, 0), Range(14 * PAGE, PAGE, 900), Range(15 * PAGE, PAGE, 950)]
+    regions = merge(parts, lambda address, size: False)
+    assert regions == [Region(10 * PAGE, 3 * PAGE), Region(14 * PAGE, 2 * PAGE)]
+    assert [(chunk.address, chunk.size) for chunk in split(parts, regions)] == [
+        (10 * PAGE, 3 * PAGE),
+        (14 * PAGE, 2 * PAGE),
+    ]
 
 
 def test_chunks_end_at_multiples_of_their_size_and_parts_keep_their_offsets() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,6 +133,33 @@ def test_without_write_protection_everything_is_copied_at_once(tmp_path: Path, m
         assert crew.stored(1) == before
     with pytest.raises(RuntimeError, match="write protection"), _crew(tmp_path, world=1, staging="protect"):
         pass
+
+
+def test_only_what_can_not_be_protected_is_copied_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import torch
+
+    from tests.trainer.saving.crew import crew
+    from trainer.saving.protect import Protector, Region, open_descriptor
+
+    size = 4 * 2**20
+    memory = mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    taken = torch.frombuffer(memory, dtype=torch.float32, count=size // 4, offset=size).fill_(1)
+    with crew(tmp_path, [[torch.ones(700_001), taken, taken]]) as one:
+        if not one.savers[0].is_protecting:
+            pytest.skip("no write protection here")
+        other = open_descriptor().fd
+        Protector(other, os.getpid()).register([Region(taken.data_ptr(), size)])
+        for step in (1, 2):
+            before = one.snapshot()
+            one.begin(step)
+            for value in one.values[0][:2]:
+                assert isinstance(value, torch.Tensor)
+                value.add_(1)
+            assert one.results()[0].is_verified
+            assert one.stored(step) == before
+        os.close(other)
+    (said,) = [record.getMessage() for record in caplog.records if "protected" in record.getMessage()]
+    assert said.startswith("4.0 MiB of the state")
 
 
 def test_tensors_that_moved_are_found_where_they_are_now(tmp_path: Path) -> None:

@@ -104,14 +104,14 @@ def test_a_writer_that_dies_while_memory_is_protected_frees_the_training(tmp_pat
         assert crew.stored(99) == before
 
 
-def test_a_writer_that_hangs_while_memory_is_protected_is_ended(tmp_path: Path) -> None:
-    with _crew(tmp_path, world=1, stage_limit_s=0.5) as crew:
+def test_a_writer_that_hangs_while_memory_is_protected_is_ended_in_seconds(tmp_path: Path) -> None:
+    with _crew(tmp_path, world=1) as crew:
         if not crew.savers[0].is_protecting:
             pytest.skip("no write protection here")
         crew.save(1)
         _stop_while_protected(crew, 2)
         training = _write_aside(crew)
-        training.join(DEADLINE_S)
+        training.join(12)  # 3 s on a quiet machine
         assert not training.is_alive()
         assert "its writer ended" in crew.results()[0].error
         assert crew.save(99)[0].is_verified
