@@ -7,17 +7,14 @@ for a rank whose state is not the planned one, or a loss that went wrong in this
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from trainer.agreement import Agreed, Agreement
-from trainer.leaves import UnsupportedModel
 from trainer.opaque import UnsavableObject
 from trainer.outcomes import SaveOutcomes
+from trainer.replicas import Key, refuse_differing
 from trainer.saving.planning import PlanChanged, SavePlan, plan_state
 from trainer.saving.saver import Saver, SaveResult
 from trainer.state import TrainState
@@ -86,28 +83,25 @@ class Saves:
     def plan(self) -> None:
         """Plan the saves of the state as it is, and get memory for them. Waits for all ranks.
 
-        Raises, on every rank, `UnsupportedModel`, `UnsavableObject` or what else the state of one can't be collected for.
+        Raises, on every rank, `UnsupportedModel` and `UnsavableObject` for what would not come back as it is, or what
+        else the state of one rank can't be collected for.
         """
         state: dict[str, Any] = {}
+        digests: dict[Key, str] = {}
         error: Exception | None = None
         try:
             state = self._state.collect()
+            digests = self._state.digests() if self._state.world > 1 else {}
         except Exception as failure:  # noqa: BLE001 - whatever it is, the other ranks must not wait for this one
             error = failure
-        answers = self._agreement.gather(
-            (
-                f"{type(error).__name__}: {error}" if error else "",
-                _digests(self._state, error),
-                _digest(self._state.structure or b""),
-            )
-        )
+        problems = self._agreement.gather(f"{type(error).__name__}: {error}" if error else "")
         if error is not None:
             raise error
-        for rank, (problem, _, _) in enumerate(answers):
+        for rank, problem in enumerate(problems):
             if problem:
                 raise UnsavableObject(f"rank {rank}: {problem}")
-        _refuse_other_models([structure for _, _, structure in answers])
-        _refuse_differing([digests for _, digests, _ in answers])
+        if self._state.world > 1:
+            refuse_differing(digests, self._state.rank, self._agreement.gather)
         self._plan = plan_state(state, self._agreement.group)
         self._must_plan = False
         try:
@@ -120,19 +114,17 @@ class Saves:
         _, problem = self._sources() if self._plan is not None else ([], None)
         is_changed = self._plan is None or self._must_plan or isinstance(problem, PlanChanged)
         if any(self._agreement.gather(is_changed)):
-            with suppress(Exception):  # it fails again in the save, and is told of there
-                self.plan()
+            self._must_plan = True
 
     def begin(self, say: Callable[[Exception | None], None]) -> None:
         """Begin a save, on every rank in the same step; one in flight is waited for.
 
         `say` tells the other ranks what keeps this one from it. `note` must follow once they have all said so.
         """
-        if self._plan is None or self._must_plan:
-            with suppress(Exception):
-                self.plan()
+        refusal = self._plan_anew() if self._plan is None or self._must_plan else None
         self.wait()
         sources, problem = self._sources()
+        problem = refusal or problem  # that the state is not the planned one would only be told to be planned again
         say(problem)
         state = self._state
         self._held_step = state.step
@@ -147,6 +139,16 @@ class Saves:
             is_elastic=state.is_elastic,
             is_held=True,
         )
+
+    def _plan_anew(self) -> Exception | None:
+        """Why the state can't be planned, on every rank; raised where there is no plan to go on with."""
+        try:
+            self.plan()
+        except Exception as error:
+            if self._plan is None:
+                raise
+            return error
+        return None
 
     def _sources(self) -> tuple[list[Any], Exception | None]:
         assert self._plan is not None
@@ -187,34 +189,3 @@ class Saves:
     def close(self, *, finishes: bool = False) -> None:
         """End the writer; a save in flight is given up, unless it may finish (then nobody waits for it)."""
         self.saver.close(finishes=finishes)
-
-
-def _digests(state: TrainState, error: Exception | None) -> dict[str, str]:
-    if error is not None:
-        return {}
-    plain = state.shared_values()
-    return {name: _digest(json.dumps(value).encode()) for name, value in plain.items()}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
-
-
-def _refuse_other_models(structures: list[str]) -> None:
-    """Refuse what is saved once and would be no description of what some ranks have."""
-    others = [str(rank) for rank, structure in enumerate(structures) if structure != structures[0]]
-    if others:
-        raise UnsupportedModel(
-            f"ranks {', '.join(others[:8])} have other parameters or optimizer states than rank 0: "
-            "all ranks must have the same, whole or sharded (as with DDP and fully_shard)"
-        )
-
-
-def _refuse_differing(answers: list[dict[str, str]]) -> None:
-    """Refuse objects whose state is saved once, and is not the same on every rank: all but one would be lost."""
-    for name, digest in answers[0].items():
-        others = [str(rank) for rank, digests in enumerate(answers) if digests.get(name) != digest]
-        if others:
-            raise UnsavableObject(
-                f"the state of {name} on ranks {', '.join(others[:8])} differs from rank 0's: give it as per_rank"
-            )
