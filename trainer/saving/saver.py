@@ -351,6 +351,8 @@ class Saver:
         if not writer.has_memory:
             self._hand_over_memory(writer)
         if self._binding is None or self._binding.key != locate(sources):
+            if self._device is None and self._memory is not None and any(is_on_device(s) for s in sources):
+                self._device = DeviceCopies(self._memory)  # a state that was moved there since it was planned
             self._bind(writer, image, sources)
 
     def _allocate(self, plan: Plan, *, needs_device: bool) -> None:
