@@ -374,6 +374,9 @@ class Attempt:
     saved_step: int | None = None  # newest step that the training says it has saved and verified
     save_failures: int = 0  # failed saves in a row
     save_error: str = ""  # of the newest failed one
+    uploaded: str = ""  # folder name of the newest checkpoint that it has put into object storage
+    upload_failures: int = 0  # failed tries in a row to copy there
+    upload_error: str = ""  # of the newest failed one
     unshared_nodes: tuple[str, ...] = ()  # whose mark in the checkpoint folder was never seen from here
     skip_samples: tuple[SkippedSamples, ...] = ()  # what it leaves out, in order
     loss_fault: LossFault | None = None

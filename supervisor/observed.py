@@ -12,7 +12,16 @@ from datetime import datetime
 from typing import Generic, TypeVar
 
 from slurm.types import JobRecord, NodeRecord
-from trainer.contract import CheckResult, Divergence, ExitRecord, LaunchReport, NodeReport, Outcome, Progress
+from trainer.contract import (
+    CheckResult,
+    Divergence,
+    ExitRecord,
+    LaunchReport,
+    NodeReport,
+    Outcome,
+    Progress,
+    UploadReport,
+)
 
 T = TypeVar("T")
 
@@ -89,6 +98,7 @@ class RunView:
     unknown_checkpoints: tuple[tuple[int, int], ...] = ()  # (step, attempt): there, but could not be looked at
     leased: tuple[str, ...] = ()  # folder names of checkpoints that this attempt reads or copies now
     is_lease_unreadable: bool = False  # a lease is there and does not tell which
+    uploads: tuple[UploadReport, ...] = ()  # of copying to object storage: the first node's, then those that fail
     unreadable: tuple[str, ...] = ()  # files that are not what the contract says
     checkpoints_unknown: str = ""  # why the folder of a foreign layout can't be looked at; empty: it could
     checkpoints_unknown_s: float = 0.0  # for how long

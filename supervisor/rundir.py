@@ -218,6 +218,7 @@ class RunDirReader:
             unknown_checkpoints=findings.unknown_checkpoints,
             leased=findings.leased,
             is_lease_unreadable=findings.is_lease_unreadable,
+            uploads=findings.uploads,
             unreadable=findings.unreadable + tuple(line for line in lost if line),
         )
 

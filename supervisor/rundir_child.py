@@ -42,6 +42,7 @@ from trainer.contract import (
     Progress,
     ReadLease,
     RunPaths,
+    UploadReport,
     VerificationRecord,
 )
 from trainer.manifest import parse_manifest
@@ -54,6 +55,7 @@ LOG_TAIL_BYTES = 256 * 1024
 MAX_NODE_REPORTS = 4096
 MAX_NAMES = 20_000
 MAX_LOGS = 100
+MAX_UPLOAD_REPORTS = 64  # read where the copying fails
 MAX_CHECKPOINTS = 256  # newest steps
 RECHECK_S = 60.0  # between two looks at the sizes of an unchanged checkpoint's files
 
@@ -107,6 +109,7 @@ class Findings:
     unknown_checkpoints: tuple[Key, ...] = ()
     leased: tuple[str, ...] = ()
     is_lease_unreadable: bool = False
+    uploads: tuple[UploadReport, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -177,6 +180,7 @@ def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) ->
         unknown_checkpoints=unknown,
         leased=tuple(name for lease in leases if lease is not None for name in lease.checkpoints),
         is_lease_unreadable=None in leases,
+        uploads=tuple(_read_uploads(paths, attempt, notes)),
     )
     if question.is_final:
         findings = _add_last_words(findings, paths, attempt, notes)
@@ -192,6 +196,24 @@ def _read_leases(paths: RunPaths, attempt: int, notes: Notes) -> list[ReadLease 
         if content.is_there:
             found.append(lease)
     return found
+
+
+def _read_uploads(paths: RunPaths, attempt: int, notes: Notes) -> Iterator[UploadReport]:
+    """The first node's report, which leads; when it fails, those of other nodes that fail, too."""
+    leader, _ = _read_record(UploadReport, paths.upload_report(attempt, 0), SMALL_BYTES, attempt, notes)
+    if leader is None:
+        return
+    yield leader
+    if not leader.failures:
+        return
+    folder = paths.upload_report(attempt, 0).parent
+    numbers = sorted(
+        int(n[:-5]) for n in _list(folder, MAX_NODE_REPORTS, notes) if re.fullmatch(r"[1-9]\d{0,6}\.json", n)
+    )
+    for node in numbers[:MAX_UPLOAD_REPORTS]:
+        report, _ = _read_record(UploadReport, paths.upload_report(attempt, node), SMALL_BYTES, attempt, notes)
+        if report is not None and report.failures:
+            yield report
 
 
 def _read_size(path: Path, since: int) -> int | None:

@@ -21,6 +21,7 @@ from supervisor.config import Settings, read_run_file, render_run_file
 from supervisor.control import DaemonDown, DaemonSilent, ask
 from supervisor.model import RunSpec
 from supervisor.reports.table import render_json
+from supervisor.storageurl import describe_storage
 from supervisor.visibility import Visibility, check_visibility
 from trainer.contract import write_bytes
 
@@ -52,7 +53,7 @@ def submit(*, run_file: Path, dry_run: bool, no_visibility_check: bool, as_json:
     notes = _ask_in_vain(settings, request, may_be_down=dry_run)
     _refuse_root(spec)
     _refuse_used_directory(spec)
-    notes += check_acceptance(client, spec)
+    notes += [*check_acceptance(client, spec), *describe_storage(spec.checkpoint.object_url)]
     if dry_run:
         _tell_dry_run(spec, notes, as_json=as_json)
         return

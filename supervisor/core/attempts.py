@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -29,6 +30,7 @@ def fold_attempt(sight: Sight) -> Attempt:
     attempt = sight.attempt
     view, job = sight.view, sight.job
     attempt = fold_submission(attempt, job)
+    attempt = _fold_uploads(attempt, view.uploads) if view is not None else attempt
     if attempt.state is AttemptState.SUBMITTED and (
         (view is not None and view.launch is not None) or (job is not None and job.state is JobState.RUNNING)
     ):
@@ -116,6 +118,7 @@ def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], first_step: 
 
 
 _ERROR_CHARS = 500
+_NAME_CHARS = 100
 
 
 def _fold_saves(attempt: Attempt, progress: contract.Progress) -> Attempt:
@@ -131,6 +134,22 @@ def _fold_saves(attempt: Attempt, progress: contract.Progress) -> Attempt:
         saved_step=progress.saved_step if progress.saved_step is not None else attempt.saved_step,
         save_failures=max(0, progress.save_failures),
         save_error=progress.save_error[:_ERROR_CHARS] if progress.save_failures > 0 else "",
+    )
+
+
+def _fold_uploads(attempt: Attempt, reports: Sequence[contract.UploadReport]) -> Attempt:
+    """What the nodes tell of copying to object storage; a node that fails says more than the first, which waits."""
+    own = [report for report in reports if report.attempt == attempt.number]
+    if not own:
+        return attempt
+    leader = own[0]
+    cause = max(own[1:], key=lambda r: r.failures, default=leader)
+    where = f"node {cause.node}: " if cause is not leader else ""
+    return replace(
+        attempt,
+        uploaded=leader.uploaded[:_NAME_CHARS] or attempt.uploaded,
+        upload_failures=max(0, leader.failures),
+        upload_error=f"{where}{cause.error}"[:_ERROR_CHARS] if leader.failures > 0 else "",
     )
 
 

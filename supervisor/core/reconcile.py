@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from supervisor.core.draft import Draft
-from supervisor.core.rules import ahead, attempts, checkpoints, interval, nodes, outages, runs, waiting
+from supervisor.core.rules import ahead, attempts, checkpoints, interval, nodes, outages, runs, uploads, waiting
 from supervisor.model import Plan, Policy, Snapshot, World
 
 
@@ -24,6 +24,7 @@ def reconcile(world: World, snapshot: Snapshot, policy: Policy, now: datetime) -
         attempts.judge_attempt(draft, run)
         interval.advise(draft, run.name)
         interval.tell_saves(draft, run.name)
+        uploads.tell_uploads(draft, run.name)
         waiting.tell_waiting(draft, run.name)
         waiting.tell_unsubmitted(draft, run.name)
         waiting.tell_stuck(draft, run.name)

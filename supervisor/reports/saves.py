@@ -25,6 +25,10 @@ class SaveStatus:
     failures: int = 0  # failed saves in a row
     error: str = ""
     suspect: int = 0  # checkpoints that are not believed since the loss went wrong
+    object_url: str = ""  # where verified ones are copied to; "": nowhere
+    uploaded: str = ""  # the newest that is there
+    upload_failures: int = 0  # failed tries in a row
+    upload_error: str = ""
 
 
 def judge_saves(
@@ -43,6 +47,10 @@ def judge_saves(
         failures=last.save_failures if last is not None and is_live else 0,
         error=last.save_error if last is not None and is_live else "",
         suspect=sum(1 for c in checkpoints if c.state is CheckpointState.SUSPECT),
+        object_url=spec.object_url,
+        uploaded=next((a.uploaded for a in sorted(attempts, key=lambda a: -a.number) if a.uploaded), ""),
+        upload_failures=last.upload_failures if last is not None else 0,
+        upload_error=last.upload_error if last is not None else "",
     )
 
 
@@ -54,7 +62,19 @@ def saves_as_json(saves: SaveStatus) -> dict[str, Any]:
         "failures": saves.failures,
         "error": saves.error or None,
         "suspect": saves.suspect,
+        "object_storage": _uploads_as_json(saves),
         **interval_as_json(saves.interval),
+    }
+
+
+def _uploads_as_json(saves: SaveStatus) -> dict[str, Any] | None:
+    if not saves.object_url:
+        return None
+    return {
+        "url": saves.object_url,
+        "newest": saves.uploaded or None,
+        "failures": saves.upload_failures,
+        "error": saves.upload_error or None,
     }
 
 
@@ -80,7 +100,7 @@ def interval_as_json(interval: Interval | None) -> dict[str, Any]:
 
 def save_lines(saves: SaveStatus, now: datetime) -> tuple[str, ...]:
     """For people: what `supervisor status RUN` shows below its table."""
-    return (*_interval_lines(saves), *_risk_lines(saves, now))
+    return (*_interval_lines(saves), *_risk_lines(saves, now), *_upload_lines(saves))
 
 
 def _interval_lines(saves: SaveStatus) -> tuple[str, ...]:
@@ -114,3 +134,12 @@ def _risk_lines(saves: SaveStatus, now: datetime) -> tuple[str, ...]:
     if saves.suspect:
         lines.append(f"suspect checkpoints, made when the loss had gone wrong and never resumed from: {saves.suspect}")
     return tuple(lines)
+
+
+def _upload_lines(saves: SaveStatus) -> tuple[str, ...]:
+    if not saves.object_url:
+        return ()
+    line = f"object storage {saves.object_url}: newest there {saves.uploaded or 'none'}"
+    if saves.upload_failures:
+        line += f"; {saves.upload_failures} tries in a row failed: {saves.upload_error}"
+    return (line,)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState
+from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointSpec, CheckpointState
 from supervisor.reports.liveness import Liveness
-from supervisor.reports.saves import SaveStatus, save_lines
+from supervisor.reports.saves import SaveStatus, save_lines, saves_as_json
 from supervisor.reports.status import Status, find_saves_of, judge_run, status_as_json
 from tests.reports.test_status import NOW, run
 
@@ -64,6 +64,18 @@ def test_failing_saves_and_suspect_checkpoints_are_shown() -> None:
     shown = text(replace(LAST, save_failures=3, save_error="quota"), replace(SAVED, state=CheckpointState.SUSPECT))
     assert "saves fail, 3 in a row: quota" in shown
     assert "never resumed from: 1" in shown
+
+
+def test_copies_to_object_storage_are_shown_with_why_they_fail_also_when_the_run_is_over() -> None:
+    there = replace(run(), spec=replace(run().spec, checkpoint=CheckpointSpec(object_url="s3://b/x")))
+    failing = replace(LAST, uploaded="step-900.a1", upload_failures=5, upload_error="no such bucket")
+    for last in (failing, replace(failing, state=AttemptState.OVER)):
+        found = find_saves_of(judge_run(there, (last,), (SAVED,), (), NOW), NOW)
+        shown = "\n".join(save_lines(found, NOW))
+        assert "object storage s3://b/x: newest there step-900.a1" in shown
+        assert "5 tries in a row failed: no such bucket" in shown
+        assert saves_as_json(found)["object_storage"]["failures"] == 5
+    assert "object storage" not in text(LAST, SAVED)
 
 
 def test_as_json_shares_are_numbers_and_nothing_is_left_out_before_it_was_measured() -> None:

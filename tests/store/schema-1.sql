@@ -39,13 +39,16 @@ CREATE TABLE attempts (
   saved_step INTEGER,
   save_failures INTEGER NOT NULL,
   save_error TEXT NOT NULL,
+  uploaded TEXT NOT NULL,
+  upload_failures INTEGER NOT NULL,
+  upload_error TEXT NOT NULL,
   unshared_nodes TEXT NOT NULL,
   skip_samples TEXT NOT NULL,
   loss_fault TEXT,
   PRIMARY KEY (run, number)
 );
-INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','[]','[]',NULL);
-INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','[]','[]',NULL);
+INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL);
+INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL);
 CREATE TABLE checkpoints (
   run TEXT NOT NULL REFERENCES runs (name),
   step INTEGER NOT NULL,
