@@ -44,7 +44,7 @@ def encode(value: Any, where: str, tensors: MutableMapping[str, torch.Tensor], p
         return {_SEQUENCES[kind]: items if kind is tuple else sorted(items, key=json.dumps)}
     if kind is bytes:
         return {"!bytes": base64.b64encode(value).decode()}
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+    if _is_plain_numpy(value):
         return {
             "!numpy": [
                 value.dtype.str,
@@ -96,6 +96,13 @@ def dtype_named(name: str) -> torch.dtype:
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name!r} is no dtype of this torch")  # noqa: TRY004 - text of a file, not an argument
     return found
+
+
+def _is_plain_numpy(value: Any) -> bool:
+    """True for what its type's name, its shape and its bytes say all of: no mask, no fields, no type from elsewhere."""
+    if type(value) is not np.ndarray and not isinstance(value, np.generic):
+        return False
+    return not value.dtype.hasobject and np.dtype(value.dtype.str) == value.dtype
 
 
 def _encode_pair(pair: tuple[Any, Any], where: str, tensors: MutableMapping[str, torch.Tensor], path: str) -> list[Any]:

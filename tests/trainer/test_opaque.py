@@ -112,3 +112,14 @@ def test_an_object_that_would_not_come_back_is_refused_by_its_name(make: Callabl
 
     with pytest.raises(UnsavableObject, match=r"extra\['vocabulary'\]: tables.1.colour is a "):
         encode({"tables": [1, {"colour": make()}]}, "extra['vocabulary']", {})
+
+
+def test_arrays_that_would_come_back_as_others_are_refused_by_name() -> None:
+    import numpy as np
+
+    from trainer.opaque import UnsavableObject, encode
+
+    records = np.zeros(2, dtype=[("a", "i4"), ("b", "f8")])
+    for value in (np.ma.masked_array([1, 2, 3], mask=[False, True, False]), records, records[0], np.rec.array(records)):
+        with pytest.raises(UnsavableObject, match=r"the state of it: x\.y is a numpy"):
+            encode({"x": {"y": value}}, "the state of it", {})
