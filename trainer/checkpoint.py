@@ -154,6 +154,11 @@ class Checkpointer:
             rank=place.rank,
             world=place.world,
         )
+        if data is None and place.run_dir is not None and place.rank == 0:
+            log.warning(
+                "no data= is given: a resumed training has to find its place in the data by itself, from `steps_done` "
+                "(trainer.loaders.GlobalBatches and PerRankData keep it)"
+            )
         self._own_progress = progress is None
         self._progress = progress or ProgressWriter(progress_path(place), place.attempt, final_step=final_step)
         self._own_requests = requests is None

@@ -10,7 +10,7 @@ They are detached and keep their memory: what is copied behind a training that g
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress
 from operator import is_
@@ -120,7 +120,8 @@ def refuse_hidden_state(optimizer: torch.optim.Optimizer) -> None:
                 f"the optimizer is a {kind} that keeps its state in its {name}, a {type(inner).__qualname__}: "
                 "give that one to the Checkpointer, and what else is to be kept as extra"
             )
-    strange = [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
+    keys: Iterable[Any] = optimizer.state
+    strange = [key for key in keys if not isinstance(key, torch.Tensor)]
     if not strange and type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
         strange = [key for key in _state_dict_of(optimizer, kind) if key not in _PLACES]
     if strange:
@@ -153,15 +154,13 @@ class OptimizerLeaves:
     """The state of an optimizer by the names of its parameters; found again when any entry is another one.
 
     `tensors`: per parameter its tensors by name: live ones, detached. `others`: per parameter what is no tensor.
-    `names`: the parameters of each group.
+    `names`: the parameters of each group. Raises `UnsupportedModel`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        if hasattr(
-            optimizer, "consolidate_state_dict"
-        ):  # its `state` is empty, and nobody would miss what is not saved
-            kind = type(optimizer).__name__
-            raise UnsupportedModel(f"{kind} keeps its state in another optimizer: use fully_shard (FSDP2) to shard it")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UnsupportedModel(f"the optimizer is a {type(optimizer).__qualname__}, not a torch.optim.Optimizer")
+        refuse_hidden_state(optimizer)
         self._optimizer = optimizer
         self._sizes: list[int] = []  # of the groups
         self._known: list[torch.Tensor] = []

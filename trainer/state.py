@@ -30,6 +30,7 @@ from trainer.leaves import (
 from trainer.loaders import DataNotElastic
 from trainer.opaque import decode, dtype_named, encode, find_tensors
 from trainer.randomness import apply_rng, collect_rng, seed_rng
+from trainer.replicas import Key, digest_model, digest_objects
 
 __all__ = ["DataChanged", "DataNotElastic", "Loaded", "StateMismatch", "Stateful", "TrainState"]
 
@@ -92,6 +93,12 @@ class TrainState:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
+        given: dict[str, object] = {"scheduler": self.scheduler, "scaler": self.scaler, "data": self.data}
+        given |= {f"extra[{name!r}]": held for name, held in self.extra.items()}
+        given |= {f"per_rank[{name!r}]": held for name, held in self.per_rank.items()}
+        for name, held in given.items():
+            if held is not None:
+                _refuse_stateless(name, held)
         self._model = ModelLeaves(self.model)
         self._optimizer = OptimizerLeaves(self.optimizer)
         self._tensors: dict[str, Any] = {}
@@ -101,11 +108,6 @@ class TrainState:
     def is_elastic(self) -> bool:
         """False when the position in the data can't be carried to another number of ranks."""
         return self.data is None or bool(getattr(self.data, "is_elastic", False))
-
-    @property
-    def structure(self) -> bytes | None:
-        """What `collect` found model and optimizer to be made of, which is saved once for all ranks."""
-        return self._structure
 
     # ------------------------------------------------------------ saving
 
@@ -187,11 +189,13 @@ class TrainState:
             "extra": {name: plain(name, held.state_dict(), f"extra {name!r}") for name, held in self.extra.items()},
         }
 
-    def shared_values(self) -> dict[str, Any]:
-        """What is saved once and must be the same on every rank, as plain values by the name of what it is of."""
-        shared = self._shared_item({})
-        parts = {f"extra[{name!r}]": value for name, value in shared["extra"].items()}
-        return parts | {name: shared[name] for name in ("scheduler", "scaler", "data")}
+    def digests(self) -> dict[Key, str]:
+        """Of all that is saved once and must be the same on every rank, as `collect` found it last."""
+        data = self.data if self.is_elastic else None
+        given = {"scheduler": self.scheduler, "scaler": self.scaler, "data": data}
+        objects = {name: held for name, held in given.items() if held is not None}
+        objects |= {f"extra[{name!r}]": held for name, held in self.extra.items()}
+        return digest_model(self.model, self._model, self._optimizer) | digest_objects(objects)
 
     def _own_item(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         data = self.data.state_dict() if self.data is not None and not self.is_elastic else None
@@ -329,6 +333,19 @@ class TrainState:
 
 
 _SHARED_PARTS = ("model", "settings", "entries", "scheduler", "scaler", "data", "extra")
+
+
+def _refuse_stateless(name: str, held: object) -> None:
+    missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(held, method, None))]
+    if not missing:
+        return
+    instead = (
+        "give what says which samples come next: trainer.loaders.GlobalBatches as the batch_sampler of a DataLoader, "
+        "or trainer.loaders.PerRankData around a loader with a state of its own"
+        if name == "data"
+        else "give an object whose state can be saved"
+    )
+    raise TypeError(f"{name} is a {type(held).__qualname__}, which has no {missing[0]}(): {instead}")
 
 
 def _read_kinds(structure: Mapping[str, Any]) -> dict[str, Any]:

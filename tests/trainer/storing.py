@@ -94,6 +94,7 @@ class Training:
             filled.update(state.template(items))
             return filled
 
+        self._agreement.gather(None)  # until the last rank has written
         manifest = describe_folder(self._files.folder)
         items = load_state(self._files.folder, template, group=self._agreement.group, manifest=manifest)
         state.apply(items, filled)
