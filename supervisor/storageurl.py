@@ -19,7 +19,7 @@ def describe_storage(url: str, *, find: Callable[[str], object | None] = importl
     if protocol not in known:
         what = f'fsspec knows no protocol "{protocol}"; unless the Python of the training has a package for it'
     elif find(package := known[protocol].partition(".")[0]) is None:
-        what = f"{protocol}:// needs the package {package}, which is not installed here; unless the training's Python has it"
+        what = f"{protocol}:// needs the package {package}, which is not here; unless the training's Python has it"
     else:
         return []
     return [f"[checkpoint] object_url: {what}, no checkpoint is copied to object storage"]

@@ -51,7 +51,7 @@ from trainer.settings import RESERVED_EXTRA, check_settings
 from trainer.signals import SaveRequests
 from trainer.state import Stateful, StateMismatch, TrainState
 from trainer.stored import CheckpointRejected, CheckpointUnreadable
-from trainer.surroundings import make_schedule, open_mover, open_saver, progress_path, read_advice, settle
+from trainer.surroundings import make_schedule, open_mover, open_saver, progress_path, read_advice, say_uncopied, settle
 from trainer.watching import LossDiverged, LossJudge, LossReader
 from trainer.wishes import Wishes
 
@@ -447,7 +447,7 @@ class Checkpointer:
         if self._saves is not None:
             self._saves.close(finishes=finishes)
         if self._mover is not None and not self._mover.close(mover_s) and mover_s:
-            log.warning("the newest checkpoint is not in object storage yet: the next attempt goes on copying")
+            log.warning("%s", say_uncopied(self._place))
         self._wishes.close()
         if self._own_requests:
             self._requests.restore()

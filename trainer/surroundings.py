@@ -112,3 +112,12 @@ def open_mover(place: Place) -> MoverHandle | None:
             local_dir=str(place.local_dir) if place.local_dir is not None else "",
         )
     )
+
+
+def say_uncopied(place: Place) -> str:
+    """The last word of a training that has ended while its newest checkpoint was not in object storage."""
+    folder = RunPaths(place.run_dir).checkpoints() if place.run_dir is not None else Path()
+    return (
+        "the newest checkpoint is not in object storage, and the training is over. Unless it goes on, copy it: "
+        f"python -m trainer.objects put {folder}/step-... {place.object_url.rstrip('/')}/{place.run}"
+    )
