@@ -114,6 +114,8 @@ class Coordinator:
             return [Tell(rank=rank, message=self._ended[save_id])]
         save = self._saves.setdefault(save_id, _Save())
         match message["kind"]:
+            case "begun":
+                return []
             case "staged":
                 return self._staged(save_id, save, rank, message)
             case "opened":

@@ -152,6 +152,7 @@ class Saver:
         self._results: deque[SaveResult] = deque()
         self._phase = "idle"
         self._is_closed = False
+        self._lost: Message | None = None  # the save that went with its writer
         self._declined = ""  # what protection was last declined for
         self._await_writer()
         if self._wants_protection:
@@ -197,6 +198,8 @@ class Saver:
         Raises OSError or RuntimeError when the memory is not there; `begin` does it again then, and only the save
         fails.
         """
+        if self._is_closed:
+            raise RuntimeError("prepare after close()")
         if self._current is not None:
             raise SaveInFlight("prepare while a save is in flight")
         try:
@@ -223,8 +226,11 @@ class Saver:
 
         They may be changed as soon as it returns. An exception in their place says that this rank has nothing to
         save: it fails then. With `is_held` everything is written, and published once rank 0 calls `confirm`. Raises
-        `SaveInFlight` and nothing else for a save that fails: its result says why, on every rank.
+        `SaveInFlight`, RuntimeError after `close`, and nothing else for a save that fails: its result says why, on
+        every rank.
         """
+        if self._is_closed:
+            raise RuntimeError("a save is begun after close(): nothing would write it")
         began = time.monotonic()
         self._hear()
         if self._current is not None:
@@ -421,10 +427,13 @@ class Saver:
 
     def _start_writer(self) -> WriterProcess:
         self._binding = None
-        self._writer = WriterProcess(
+        writer = self._writer = WriterProcess(
             self._config, listener=self._meeting.listener, has_descriptor=self._wants_protection
         )
-        return self._writer
+        if self._lost is not None:  # rank 0's may not have known of it yet when it lost ours
+            with suppress(LinkLost):
+                writer.send(self._lost)
+        return writer
 
     def _choose_protection(self, *, is_needed: bool) -> None:
         try:
@@ -494,6 +503,7 @@ class Saver:
         writer, self._writer = self._writer, None
         how = writer.end(is_idle=False) if writer is not None else "ended"
         if self._current is not None:
+            self._lost = {"kind": "refuse", "save": self._current.save, "error": f"its writer {how}: {why}"}
             self._end(self._current, error=f"rank {self._rank}: its writer {how}: {why}")
         if writer is not None and writer.is_ready and not self._is_closed:
             self._start_writer()  # ready by the next save; one that never was is not started over and over

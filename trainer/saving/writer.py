@@ -223,6 +223,8 @@ class Writer:
             regions = [(region.address, region.size, why) for region, why in declined.items()]
             self._tell_rank({"kind": "protected", "save": save, "declined": regions})
         job.stage(behind, protector, self._guard)
+        if self._hub is not None:
+            self._hub.handle(0, {"kind": "begun", "save": save})  # from now on a rank that is lost is missed
 
     def _protect(self, limit_s: float) -> dict[Region, str]:
         if self._protector is None:

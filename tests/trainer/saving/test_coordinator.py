@@ -170,6 +170,12 @@ def test_a_lost_writer_ends_the_save_that_needs_it() -> None:
     assert "rank 1" in _ends(coordinator.lose(1))[0]["error"]
 
 
+def test_a_writer_that_is_lost_before_anything_is_staged_ends_the_save_that_rank_0_has_begun() -> None:
+    coordinator = Coordinator(world=2, node_size=1)
+    assert _say(coordinator, 0, "begun") == []
+    assert "rank 1" in _ends(coordinator.lose(1))[0]["error"]
+
+
 def test_a_lost_writer_that_had_done_its_part_ends_nothing() -> None:
     coordinator = _published(2)
     _say(coordinator, 1, "checked", bad=[], unknown=[])

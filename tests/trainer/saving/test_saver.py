@@ -270,6 +270,18 @@ def _limit_file_size(crew: Crew, rank: int, size: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
+def test_after_closing_no_save_is_begun_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    with _crew(tmp_path, world=1) as crew:
+        crew.save(1)
+        crew.savers[0].close()
+        with pytest.raises(RuntimeError, match="close"):
+            crew.begin(2)
+        with pytest.raises(RuntimeError, match="close"):
+            crew.savers[0].prepare(crew.plans[0], crew.values[0])
+        assert crew.savers[0].wait() is None
+        assert crew.savers[0].writer_pid is None
+
+
 def test_closing_gives_up_the_save_in_flight_and_ends_the_writer(tmp_path: Path) -> None:
     with _crew(tmp_path) as crew:
         crew.begin(1, ranks=[0])

@@ -135,6 +135,19 @@ def test_a_writer_killed_in_any_phase_costs_the_save_in_flight_only(tmp_path: Pa
         assert 99 in _verified(tmp_path)
 
 
+def test_a_writer_killed_before_rank_0_has_begun_ends_the_save_there_too(tmp_path: Path) -> None:
+    with _crew(tmp_path, elements=4096) as crew:
+        crew.save(1)
+        crew.begin(2, ranks=[1])
+        _signal_writer(crew, 1, signal.SIGKILL)
+        lost = crew.savers[1].wait(DEADLINE_S)
+        assert lost is not None
+        crew.begin(2, ranks=[0])
+        (result,) = crew.results()
+        assert "rank 1: its writer ended" in result.error
+        assert all(result.is_verified for result in crew.save(3))
+
+
 def _is_replaced(crew: Crew, rank: int, pid: int | None) -> bool:
     return not crew.savers[rank].is_busy and crew.savers[rank].writer_pid != pid
 
