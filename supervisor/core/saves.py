@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import pairwise
 
 from supervisor.core.interval import first_every_s
 from supervisor.model import Attempt, Checkpoint, CheckpointSpec, CheckpointState
@@ -47,6 +49,27 @@ def steps_at_risk(last: Attempt | None, checkpoints: Sequence[Checkpoint], *, st
         return None
     newest = newest_kept(checkpoints)
     return max(0, step - (newest.step if newest is not None else 0))
+
+
+SPACING_OF = 5  # newest saves, by which it is told how often a training saves
+_SPACING_NEEDS = 3
+
+
+def measure_spacing_s(last: Attempt, checkpoints: Sequence[Checkpoint]) -> float | None:
+    """Seconds between the attempt's newest checkpoints as they were seen; None while there are too few to tell."""
+    own = sorted((c for c in checkpoints if c.attempt == last.number), key=lambda c: c.step)[-SPACING_OF:]
+    if len(own) < _SPACING_NEEDS:
+        return None
+    spacing_s = statistics.median((b.first_seen_at - a.first_seen_at).total_seconds() for a, b in pairwise(own))
+    return spacing_s or None  # 0: all were found at once, by a service that was off
+
+
+def is_kept_to(every_s: float, seen_s: float) -> bool:
+    """True when saves come about as often as was asked: steps are long, and seen from outside every few seconds."""
+    return every_s / 2 - _SEEN_WITHIN_S <= seen_s <= every_s * 2 + _SEEN_WITHIN_S
+
+
+_SEEN_WITHIN_S = 5.0
 
 
 def alert_limit_s(spec: CheckpointSpec, last: Attempt) -> float | None:

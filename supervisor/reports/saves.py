@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from supervisor.core.interval import Interval, first_every_s, judge_interval
-from supervisor.core.saves import newest_kept, steps_at_risk
+from supervisor.core.saves import is_kept_to, measure_spacing_s, newest_kept, steps_at_risk
 from supervisor.model import Attempt, Checkpoint, CheckpointState, Run
 from supervisor.reports.table import duration
 
@@ -19,6 +19,7 @@ class SaveStatus:
 
     every_s: float  # as the training was last told
     is_fixed: bool
+    seen_s: float | None  # between its newest checkpoints; None: too few to tell
     interval: Interval | None  # None: no save was measured yet
     newest: Checkpoint | None  # that a restart may be sure of
     at_risk: int | None  # steps that would be done again
@@ -41,6 +42,7 @@ def judge_saves(
     return SaveStatus(
         every_s=told_s or first_every_s(spec),
         is_fixed=spec.interval == "fixed",
+        seen_s=measure_spacing_s(last, checkpoints) if last is not None else None,
         interval=judge_interval(run.spec, attempts, now),
         newest=newest_kept(checkpoints),
         at_risk=steps_at_risk(last, checkpoints, step=step) if is_live else None,
@@ -59,6 +61,7 @@ def saves_as_json(saves: SaveStatus) -> dict[str, Any]:
     return {
         "every_s": saves.every_s,
         "fixed": saves.is_fixed,
+        "seen_s": saves.seen_s,
         "failures": saves.failures,
         "error": saves.error or None,
         "suspect": saves.suspect,
@@ -104,7 +107,7 @@ def save_lines(saves: SaveStatus, now: datetime) -> tuple[str, ...]:
 
 
 def _interval_lines(saves: SaveStatus) -> tuple[str, ...]:
-    how = "fixed by the run file" if saves.is_fixed else "chosen by the service"
+    how = _describe_choice(saves)
     if saves.interval is None:
         return (f"saves: every {duration(saves.every_s)} ({how}; what a save costs was not measured yet)",)
     loss, costs, rate = saves.interval.loss, saves.interval.costs, saves.interval.rate
@@ -117,6 +120,15 @@ def _interval_lines(saves: SaveStatus) -> tuple[str, ...]:
         f"  expected loss {loss.total:.2%}: {parts} ({duration(costs.restart_s)} each)",
         f"  a failure every {duration(rate.mtbf_s)}: {rate.basis}",
     )
+
+
+def _describe_choice(saves: SaveStatus) -> str:
+    """Whose interval it is. A script may have a schedule of its own: only what is seen shows that it keeps to this."""
+    is_kept = saves.seen_s is not None and is_kept_to(saves.every_s, saves.seen_s)
+    how = "fixed by the run file" if saves.is_fixed else f"{'chosen' if is_kept else 'advised'} by the service"
+    if saves.seen_s is None or is_kept:
+        return how
+    return f"{how}; the last ones came every {duration(saves.seen_s)}, as the script likes or was told before"
 
 
 def _risk_lines(saves: SaveStatus, now: datetime) -> tuple[str, ...]:

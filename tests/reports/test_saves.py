@@ -50,6 +50,40 @@ def test_the_interval_is_shown_with_its_expected_loss_and_what_it_rests_on() -> 
     assert "0 failures in 0.83 node-days, and the prior" in shown
 
 
+def every(seconds: float, count: int = 5) -> list[Checkpoint]:
+    """Checkpoints of the attempt that were seen so far apart."""
+    return [
+        replace(SAVED, step=n, path=f"/c/{n}", first_seen_at=NOW - timedelta(seconds=seconds * (count - n)))
+        for n in range(1, count + 1)
+    ]
+
+
+def test_an_interval_is_the_services_choice_only_where_the_saves_keep_to_it() -> None:
+    assert "chosen by the service" in text(LAST, *every(480))
+    for shown in (text(LAST, SAVED), text(LAST, *every(50))):
+        assert "advised by the service" in shown
+        assert "chosen" not in shown
+    assert "the last ones came every 50.0 s" in text(LAST, *every(50))
+    assert saves_as_json(saves(LAST, *every(50)))["seen_s"] == 50.0
+    assert saves_as_json(saves(LAST, SAVED))["seen_s"] is None
+
+
+def test_a_fixed_interval_that_the_training_does_not_keep_to_is_seen() -> None:
+    fixed = replace(run(), spec=replace(run().spec, checkpoint=CheckpointSpec(interval="fixed")))
+    shown = "\n".join(
+        save_lines(find_saves_of(judge_run(fixed, (LAST,), every(50), (), NOW), NOW), NOW),
+    )
+    assert "fixed by the run file; the last ones came every 50.0 s" in shown
+
+
+def test_checkpoints_of_earlier_attempts_tell_nothing_of_how_often_this_one_saves() -> None:
+    assert saves(replace(LAST, number=2), *every(50)).seen_s is None
+
+
+def test_checkpoints_that_were_all_found_at_once_tell_nothing_of_it_either() -> None:
+    assert saves(LAST, *every(0)).seen_s is None
+
+
 def test_steps_at_risk_and_the_newest_verified_step_are_shown() -> None:
     """CK-08."""
     assert "steps at risk: 1600; newest verified checkpoint: step 1000" in text(LAST, SAVED)
