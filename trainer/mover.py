@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 
+from trainer.children import python_command
 from trainer.uploads import Mover, MoverPlace
 
 log = logging.getLogger("trainer.mover")
@@ -24,6 +25,7 @@ log = logging.getLogger("trainer.mover")
 KILL_AFTER_S = 2.0
 DRAIN_TRIES = 5  # failed ones in a row after which the last checkpoint is left to the next attempt
 DRAIN_WAIT_S = 5.0
+DRAIN_IDLE_S = 45.0  # after which a copy that gets on nowhere is left, too: storage may hang instead of refusing
 
 
 # ---------------------------------------------------------------- the parent's side
@@ -34,7 +36,7 @@ class MoverHandle:
 
     def __init__(self, place: MoverPlace) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.mover", json.dumps(asdict(place))],
+            python_command("trainer.mover", json.dumps(asdict(place))),
             stdin=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -98,7 +100,8 @@ def main(argv: list[str]) -> int:
     os.nice(10)
     place = MoverPlace(**json.loads(argv[1]))
     wishes = _Wishes(os.getppid())
-    mover = Mover(place, wait=wishes.wait)
+    mover = Mover(place, wait=wishes.wait, is_ending=lambda: wishes.is_draining)
+    threading.Thread(target=_end_idle, args=(mover, wishes), daemon=True).start()
     in_vain = 0
     while True:
         delay_s = mover.step()
@@ -110,6 +113,17 @@ def main(argv: list[str]) -> int:
                 return 1  # nodes are not kept for storage that is away
             delay_s = min(delay_s, DRAIN_WAIT_S)
         wishes.wait(delay_s)
+
+
+def _end_idle(mover: Mover, wishes: _Wishes) -> None:
+    """End the process when nothing gets on after the training's end: no node is kept for that."""
+    while not wishes.is_draining:
+        time.sleep(0.5)
+    began = time.monotonic()
+    while time.monotonic() - max(began, mover.moved_at) < DRAIN_IDLE_S:
+        time.sleep(0.5)
+    log.warning("object storage: nothing has got on for %.0f s; the last checkpoint is left uncopied", DRAIN_IDLE_S)
+    os._exit(1)
 
 
 class _Wishes:

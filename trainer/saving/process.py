@@ -6,13 +6,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
+from trainer.children import python_command
 from trainer.saving.link import Link, LinkLost, Message
 from trainer.saving.probe import probe_protection
 from trainer.saving.protect import Descriptor, allow_reading_by, open_descriptor
@@ -113,10 +112,9 @@ def _open_descriptor() -> Descriptor | None:
 
 def _start(link: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer.saving.writer", str(link)],
+        python_command("trainer.saving.writer", str(link)),
         pass_fds=[link],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # whoever waits for the end of ours must not wait for its
         start_new_session=True,  # signals to the training's group are not meant for it
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(part or str(Path.cwd()) for part in sys.path)},
     )

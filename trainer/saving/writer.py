@@ -1,8 +1,8 @@
 """The process beside each rank that copies behind it, writes, checksums, publishes and reads back. No torch.
 
-Started as `python -m trainer.saving.writer FD`, FD being its link to the rank. One loop hears the rank, the other
-writers and its own threads; everything that may take long is done in threads, so that it always answers. What follows
-from a message is decided by the coordinator in rank 0's writer.
+Its argument is the descriptor of its link to the rank. One loop hears the rank, the other writers and its own threads;
+everything that may take long is done in threads, so that it always answers. What follows from a message is decided by
+the coordinator in rank 0's writer.
 
 When its rank is gone it ends, after the save in flight if all bytes of it are staged: the training's state was whole.
 """
