@@ -27,7 +27,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def order_places(path: Iterable[object]) -> list[str]:
-    """The places of a `sys.path`, first those that nothing may shadow: the standard library, ours, what is installed."""
+    """The places of a `sys.path`, what nothing may shadow first: the standard library, ours, what is installed."""
     places = [os.path.abspath(place) for place in path if isinstance(place, str) and place]  # noqa: PTH100 - or files
     standard = [place for place in places if _is_standard(place)]
     installed = [place for place in places if place.endswith(("site-packages", "dist-packages"))]
