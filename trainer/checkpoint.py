@@ -175,7 +175,7 @@ class Checkpointer:
         saver = open_saver(place, self._agreement, keep_last=keep_last, staging=staging)
         self._saves = Saves(self._state, saver, self._agreement, self._outcomes) if saver is not None else None
         self._mover = open_mover(place)
-        self._is_owed = self._exits = self._is_over = False
+        self._is_owed = self._exits = self._is_over = self._is_closed = False
         self._resumed_step = 0
         self._seat = take_seat(place.run_dir) if place.run_dir is not None else None
         if not self._state.is_elastic:
@@ -241,6 +241,7 @@ class Checkpointer:
         step, over all ranks; samples need not be given where `data` has a position. Raises `LossDiverged`,
         `SaveFailed`, `SavesKeepFailing`, and at the first step `UnsavableObject` and `UnsupportedModel`.
         """
+        self._refuse_closed()
         self._count(samples, tokens)
         read = self._losses.read(self._state.step, loss)
         self._progress.step_done(self._state.step, loss=self._judge.mean, samples=self._state.samples)
@@ -265,6 +266,7 @@ class Checkpointer:
 
         Every rank calls it, between two steps. Waits for a save in flight.
         """
+        self._refuse_closed()
         began = time.monotonic()
         self._hear()
         if self._saves is not None:
@@ -278,6 +280,7 @@ class Checkpointer:
 
         Every rank calls it, between two steps.
         """
+        self._refuse_closed()
         self._hear_last()
         problem = self._save_until_verified(tries=1)
         done = (
@@ -304,6 +307,8 @@ class Checkpointer:
         `saves` False: end at once, a save in flight is given up. Raises `SavesKeepFailing` when the last step can't
         be saved: a run without it is not finished.
         """
+        if self._is_closed:
+            return
         if not saves:
             self._release()
             return
@@ -329,6 +334,10 @@ class Checkpointer:
             self._release(finishes=True)
 
     # ------------------------------------------------------------ one step
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the Checkpointer is closed and saves nothing any more: close it after the last step")
 
     def _count(self, samples: int | None, tokens: int | None) -> None:
         state = self._state
@@ -442,6 +451,7 @@ class Checkpointer:
             skip(ranges)
 
     def _release(self, *, mover_s: float = 0.0, finishes: bool = False) -> None:
+        self._is_closed = True
         if self._seat is not None:
             self._seat.leave()
         if self._saves is not None:

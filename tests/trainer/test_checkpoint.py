@@ -71,6 +71,19 @@ def _fill_disk(training: Training, *, is_full: bool) -> None:
 # ---------------------------------------------------------------- how it ends
 
 
+def test_after_closing_steps_and_saves_are_refused_and_closing_again_does_nothing(
+    make: Callable[..., Training],
+) -> None:
+    training = make(every_steps=1, when_busy="wait")
+    training.step()
+    training.checkpointer.close()
+    for late in (training.checkpointer.step, training.checkpointer.save, training.checkpointer.leave):
+        with pytest.raises(RuntimeError, match="closed"):
+            late()
+    training.checkpointer.close()
+    assert training.checkpointer.wait() is None
+
+
 def test_a_save_in_flight_is_finished_after_an_exception_in_the_training(
     make: Callable[..., Training], tmp_path: Path
 ) -> None:
