@@ -79,6 +79,15 @@ def test_saves_that_fail_are_told_with_the_steps_at_risk_and_the_training_goes_o
     assert stage.drained() == {}
 
 
+def test_copies_to_object_storage_that_fail_are_told_and_shown(stage: Stage) -> None:
+    stage.submit("r", "upload_error=no_such_bucket", more='[checkpoint]\nobject_url = "nope://x"\n')
+    stage.wait("the reason", lambda: "no such bucket" in stage.run().reason)
+    found = stage.status()["runs"][0]["saves"]["object_storage"]
+    assert (found["url"], found["newest"], found["error"]) == ("nope://x", None, "no such bucket")
+    assert found["failures"] >= 5
+    assert "object storage nope://x: newest there none" in stage.do("status", "r")
+
+
 @pytest.mark.torch
 def test_a_training_on_the_checkpointer_gets_past_a_sample_that_makes_its_loss_no_number(open_stage: OpenStage) -> None:
     """From the batch to the ledger and back: found, gone back from, left out, and finished with sound weights."""

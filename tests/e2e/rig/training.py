@@ -13,7 +13,7 @@ from pathlib import Path
 import xxhash
 
 from trainer import contract
-from trainer.contract import Manifest, ManifestFile, Progress, RunPaths
+from trainer.contract import Manifest, ManifestFile, Progress, RunPaths, UploadReport
 
 given = dict(word.split("=", 1) for word in sys.argv[1:])
 final_step = int(given.get("steps", "100000"))
@@ -23,6 +23,7 @@ plan = given.get("plan", "")
 saves = given.get("saves", "")  # attempts that save and exit with 75 when they are asked to; the others ignore it
 save_s = float(given["save_s"]) if "save_s" in given else None  # how long a save is said to block
 save_error = given.get("save_error", "").replace("_", " ")  # with it every save fails, and the training goes on
+upload_error = given.get("upload_error", "").replace("_", " ")  # with it no checkpoint gets to object storage
 
 attempt = int(os.environ[contract.ENV_ATTEMPT])
 paths = RunPaths(Path(os.environ[contract.ENV_RUN_DIR]))
@@ -105,6 +106,9 @@ def save(step: int) -> None:
         files=(file,),
     )
     contract.write_json(folder / contract.MANIFEST_NAME, manifest)
+    if upload_error:
+        told = UploadReport(attempt=attempt, node=0, failures=step, error=upload_error, time=time.time())
+        contract.write_json(paths.upload_report(attempt, 0), told)
 
 
 def end(code: int) -> None:
