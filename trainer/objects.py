@@ -56,10 +56,14 @@ class ObjectStorageFailed(Exception):
 
 
 class ObjectTier:
-    """The checkpoints of one run in object storage. For one thread. Every method may raise `ObjectStorageFailed`."""
+    """The checkpoints of one run in object storage. For one thread. Every method may raise `ObjectStorageFailed`.
 
-    def __init__(self, url: str, *, budget: ByteBudget | None = None) -> None:
+    `moved` is called after each piece that was compared or sent.
+    """
+
+    def __init__(self, url: str, *, budget: ByteBudget | None = None, moved: Callable[[], None] = lambda: None) -> None:
         self.url = url.rstrip("/")
+        self._moved = moved
         self._budget = budget or ByteBudget(0.0)
         self._fs, self._root = _open_storage(self.url)
 
@@ -139,6 +143,7 @@ class ObjectTier:
         with source.open("rb", buffering=0) as reader:
             while chunk := reader.read(CHUNK_BYTES):
                 sums.add(chunk)
+                self._moved()
         return sums.xxh3_128 == file.xxh3_128 and sums.fits(info["ETag"])
 
     def _send(self, path: str, part_bytes: int, source: Path, url: str) -> _Sums:
@@ -156,6 +161,7 @@ class ObjectTier:
         while chunk := read(size):
             self._budget.take(len(chunk))
             yield chunk
+            self._moved()
 
     def _reads(self, path: str, file: ManifestFile) -> bool:
         digest = xxhash.xxh3_128()

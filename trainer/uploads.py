@@ -53,6 +53,7 @@ POLL_S = 5.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 300.0
 OTHERS_WITHIN_S = 600.0  # without a sign of the other nodes for so long, their part is given up for now
+SIGN_S = 5.0  # how often a node says that it copies still, while it is at one file
 
 T = TypeVar("T")
 
@@ -164,14 +165,19 @@ class Mover:
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._place = place
+        self._is_ending = is_ending  # the training is over: what is in the way now is not waited for
         self._paths = RunPaths(Path(place.run_dir))
         self._local = LocalTier(Path(place.local_dir) / place.run) if place.local_dir else None
         self._wall, self._clock, self._wait = wall, clock, wait
         self._tier: ObjectTier | None = None
         self._report = UploadReport(attempt=place.attempt, node=place.node, time=0.0)
         self._bad: set[str] = set()  # names of checkpoints that are not what their manifests say
+        self._others: dict[int, UploadReport] = {}  # as they were seen last
+        self._told_at = clock()
+        self.moved_at = clock()  # when this node, or one that it waits for, got on last
 
     def step(self) -> float:
         """Copy what is to be copied next; never raises for what storage, files or records are like."""
@@ -197,12 +203,15 @@ class Mover:
 
     @property
     def is_failing(self) -> bool:
-        """True when the newest try failed."""
-        return self._report.failures > 0
+        """True when the newest try failed: this node's, or that of the one which leads it."""
+        leader = self._others.get(0)
+        return self._report.failures > 0 or (leader is not None and leader.failures > 0)
 
     def is_done(self) -> bool:
-        """True when the newest verified checkpoint is in object storage."""
-        return not self._pending()
+        """True when the newest verified checkpoint is in object storage, as far as it is up to this node."""
+        pending = self._pending()
+        is_my_part_there = self._report.is_done and self._report.checkpoint in pending[:1]
+        return not pending or (self._place.node != 0 and is_my_part_there)
 
     def _lead(self) -> None:
         pending = self._pending()
@@ -228,6 +237,7 @@ class Mover:
             self._tiers().remove(old)
 
     def _follow(self) -> None:
+        self._look_at(0)
         lease = _read(ReadLease, self._paths.upload_lease(self._place.attempt))
         name = lease.checkpoints[0] if lease is not None and lease.checkpoints else ""
         if not name or parse_checkpoint_name(name) is None:
@@ -289,8 +299,12 @@ class Mover:
         until = self._clock() + OTHERS_WITHIN_S
         while missing:
             for node in sorted(missing):
-                report = _read(UploadReport, self._paths.upload_report(self._place.attempt, node))
-                if report is not None and (report.checkpoint, report.is_done) == (name, True):
+                report = self._look_at(node)
+                if report is None or report.checkpoint != name:
+                    continue
+                if report.failures and self._is_ending():
+                    raise ObjectStorageFailed(f"{name}: node {node} can't copy its part: {report.error}")
+                if report.is_done:
                     missing.discard(node)
                     until = self._clock() + OTHERS_WITHIN_S
             if missing and self._clock() >= until:
@@ -298,9 +312,24 @@ class Mover:
             if missing:
                 self._wait(min(1.0, self._place.poll_s))
 
+    def _look_at(self, node: int) -> UploadReport | None:
+        """Another node's report; a new one is a sign that something gets on."""
+        report = _read(UploadReport, self._paths.upload_report(self._place.attempt, node))
+        if report is not None and report != self._others.get(node):
+            self._others[node] = report
+            if not report.failures:
+                self.moved_at = self._clock()
+        return report
+
+    def _moved(self) -> None:
+        """A piece of a file was read or sent: the others are told now and then, for whom a file may take long."""
+        self.moved_at = self._clock()
+        if self.moved_at - self._told_at >= SIGN_S:
+            self._tell()
+
     def _tiers(self) -> ObjectTier:
         if self._tier is None:
-            self._tier = ObjectTier(self._place.url, budget=ByteBudget(self._place.bytes_per_s))
+            self._tier = ObjectTier(self._place.url, budget=ByteBudget(self._place.bytes_per_s), moved=self._moved)
         return self._tier
 
     def _note(self, job: Job) -> None:
@@ -317,6 +346,7 @@ class Mover:
 
     def _tell(self, **changes: object) -> None:
         self._report = replace(self._report, **changes, time=self._wall())  # type: ignore[arg-type]
+        self._told_at = self._clock()
         with suppress(OSError):
             write_json(self._paths.upload_report(self._place.attempt, self._place.node), self._report)
 

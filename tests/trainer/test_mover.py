@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -29,8 +30,9 @@ from trainer.contract import (
     UploadReport,
     checkpoint_name,
     parse,
+    write_json,
 )
-from trainer.leases import read_leases
+from trainer.leases import hold_lease, read_leases
 from trainer.mover import start_mover
 from trainer.stored import Found, read_manifest, remove_checkpoint
 from trainer.tiers import LocalTier
@@ -319,6 +321,57 @@ def test_the_end_of_a_training_does_not_wait_long_for_storage_that_is_away(serve
     assert mover is not None
     assert not mover.close(wait_s=120)
     assert report(tmp_path).failures >= 5
+
+
+def test_at_the_end_no_node_waits_for_one_that_leads_it_in_vain(tmp_path: Path) -> None:
+    make_checkpoint(checkpoints(tmp_path), 5)
+    place = place_of(tmp_path, nodes=2, node_size=1, object_url="file:///proc/nope", first_wait_s=0.01)
+    movers = [start_mover(replace(place, node=node)) for node in (0, 1)]
+    ended: list[bool] = []
+    closing = [
+        threading.Thread(target=lambda mover=mover: ended.append(mover.close(wait_s=600)), daemon=True)
+        for mover in movers
+    ]
+    for thread in closing:
+        thread.start()
+    until(lambda: len(ended) == 2, within_s=60)
+    assert ended == [False, False]
+
+
+def test_at_the_end_a_node_whose_part_is_there_ends_whatever_the_others_are_at(tmp_path: Path) -> None:
+    make_checkpoint(checkpoints(tmp_path), 5)
+    place = place_of(tmp_path, nodes=3, node_size=1)
+    follower = Mover(replace(place, node=1))
+    assert not follower.is_done()
+    with hold_lease(RunPaths(tmp_path / "run").upload_lease(1), attempt=1, names=["step-5.a1"]):
+        follower.step()
+    assert follower.is_done()
+
+
+def test_at_the_end_the_leader_goes_without_a_node_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_checkpoint(checkpoints(tmp_path), 5)
+    place = place_of(tmp_path, nodes=2, node_size=1)
+    failing = UploadReport(attempt=1, node=1, checkpoint="step-5.a1", failures=2, error="no route", time=0.0)
+    write_json(RunPaths(tmp_path / "run").upload_report(1, 1), failing)
+    leader = Mover(place, is_ending=lambda: True)
+    leader.step()
+    assert leader.is_failing
+    assert "node 1 can't copy its part: no route" in caplog.text
+
+
+def test_at_the_end_a_copy_that_gets_on_nowhere_is_left(tmp_path: Path) -> None:
+    make_checkpoint(checkpoints(tmp_path), 5)
+    script = "import sys, trainer.mover as m; m.DRAIN_IDLE_S = 0.5; sys.exit(m.main(sys.argv))"
+    place = json.dumps(vars_of(place_of(tmp_path, nodes=2, node_size=1)))  # there is no other node
+    mover = subprocess.Popen([sys.executable, "-c", script, place], stdin=subprocess.PIPE, text=True)
+    try:
+        assert mover.stdin is not None
+        mover.stdin.write("drain\n")
+        mover.stdin.flush()
+        assert mover.wait(30) == 1
+    finally:
+        mover.kill()
+        mover.communicate(timeout=30)
 
 
 # ---------------------------------------------------------------- the process
