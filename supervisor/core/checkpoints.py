@@ -216,7 +216,7 @@ def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, si
     for checkpoint in usable:
         is_small = checkpoint.size_bytes <= spec.verify_on_head_max_bytes
         is_verified = checkpoint.state is CheckpointState.VERIFIED
-        is_recent = since is None or (checkpoint.verified_at is not None and checkpoint.verified_at >= since)
+        is_recent = since is None or _is_read_since(checkpoint, since)
         if is_small and not (is_verified and is_recent):
             read_back.append(checkpoint)
         if is_verified:
@@ -228,6 +228,12 @@ def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, si
     if counted:
         return ResumePoint(is_lost=True, why=why_none_usable(counted))
     return ResumePoint(why="no checkpoint yet")
+
+
+def _is_read_since(checkpoint: Checkpoint, since: datetime) -> bool:
+    """True when this machine has read it: the job's word may be as old as its record, however late it was seen."""
+    at = checkpoint.verified_at
+    return checkpoint.verified_by == "head" and at is not None and at >= since
 
 
 def why_none_usable(counted: Sequence[Checkpoint]) -> str:

@@ -18,6 +18,7 @@ from tests.core.builders import (
     over,
     plan_for,
     run,
+    run_in,
     snapshot,
     view,
     world,
@@ -68,3 +69,19 @@ def test_a_released_run_has_what_was_brought_back_read_before_it_goes_on() -> No
     assert checkpoints_in(plan)[100, 1].state is CheckpointState.COMPLETE
     assert [intent.step for intent in intents_of(plan, IntentKind.VERIFY)] == [100]
     assert attempts_in(plan) == {}
+
+
+def test_a_record_of_the_nodes_from_before_the_end_is_no_reading_back() -> None:
+    again = checkpoint(100, state=CheckpointState.COMPLETE, first_seen_at=NOW)
+    seen = snapshot(view=view(checkpoints=(checkpoint_view(100, is_verified_by_nodes=True),)))
+    plan = plan_for(world(over(1, over_at=ago(100)), of=run(released_at=ago(10)), checkpoints=[again]), seen)
+    assert [intent.step for intent in intents_of(plan, IntentKind.VERIFY)] == [100]
+    assert attempts_in(plan) == {}
+
+
+def test_a_run_that_is_held_because_nothing_can_be_used_says_how_to_begin_at_0_on_purpose() -> None:
+    corrupt = checkpoint(100, state=CheckpointState.CORRUPT, detail="damaged")
+    plan = plan_for(world(over(1, over_at=ago(100)), checkpoints=[corrupt]), snapshot(view=view()))
+    held = run_in(plan)
+    assert held is not None
+    assert "submit it under another name, with a run directory of its own" in held.reason

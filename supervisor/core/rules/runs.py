@@ -28,6 +28,10 @@ from supervisor.model import (
 _SAY_AFTER_S = 60.0  # what holds a restart up for longer is the run's reason
 _CANDIDATES = 61  # nodes beside the run's own size whose ports are looked at before a restart
 _CANDIDATES_WAIT_S = 3.0
+_NOT_AT_0 = (
+    "starting at 0 by itself would throw the work away: bring one back and release the run, or, to begin at 0 on "
+    "purpose, submit it under another name, with a run directory of its own"
+)
 
 
 def hold(draft: Draft, run: str, reason: str) -> None:
@@ -211,7 +215,7 @@ def _choose_resume(draft: Draft, run: Run, last: Attempt | None) -> checkpoint_r
             hold(draft, run.name, f"{why_unseen}. Mend that, or release the run to begin at 0")
             return None
     if resume.is_lost:
-        hold(draft, run.name, f"{resume.why}; starting at 0 by itself would throw the work away")
+        hold(draft, run.name, f"{resume.why}; {_NOT_AT_0}")
         return None
     for checkpoint in resume.read_back:
         intend_verify(draft, checkpoint, "to be read back before the run resumes from it")
