@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import queue
+import resource
 import select
 import signal
 import socket
@@ -485,6 +486,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # meant for the training; we end with it
     connection = socket.socket(fileno=int(arguments[0]))
+    _allow_many_files()
     guard = Guard()  # before there is a thread, and before there is anything that must end with this process
     link = Link(connection)
     try:
@@ -496,6 +498,13 @@ def main(arguments: list[str]) -> int:
         return 0
     writer.run()
     os._exit(0)  # threads that hang in a dead file system must not hold it
+
+
+def _allow_many_files() -> None:
+    """Rank 0's writer has a connection to each rank: the usual soft limit of 1,024 is a job of so many."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":
