@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,10 @@ from pathlib import Path
 from trainer import contract
 from trainer.claims import Claim
 from trainer.losswatch import LossPolicy
+
+log = logging.getLogger("trainer.place")
+
+_VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +74,7 @@ def read_place(environment: Mapping[str, str] = os.environ, *, run_dir: Path | N
         resume_from=_absolute(resume),
         every_s=float(get(contract.ENV_CHECKPOINT_EVERY_S) or 0),
         skip_samples=get(contract.ENV_SKIP_SAMPLES, ""),
-        local_dir=_absolute(os.path.expandvars(local)),
+        local_dir=_fill_in(local, is_told=int(get("LOCAL_RANK", "0")) == 0),
         object_url=get(contract.ENV_OBJECT_URL, ""),
         upload_bytes_per_s=float(get(contract.ENV_UPLOAD_BYTES_PER_S) or 0),
         object_keep_last=int(get(contract.ENV_OBJECT_KEEP_LAST) or 3),
@@ -81,6 +87,18 @@ _FOLDERS = (contract.ENV_RUN_DIR, contract.ENV_RESUME_FROM, contract.ENV_LOCAL_D
 
 def _absolute(folder: Path | str) -> Path | None:
     return Path(folder).absolute() if folder else None
+
+
+def _fill_in(folder: str, *, is_told: bool) -> Path | None:
+    """A folder with the job's $VARIABLES; None where one isn't set: a folder called like it would never be found."""
+    filled = os.path.expandvars(folder)
+    unset = _VARIABLE.search(filled)
+    if unset is None:
+        return _absolute(filled)
+    if is_told:
+        name = unset[1].strip("{}")
+        log.warning("local_dir %s: $%s is not set; nothing is kept on this node's own disk", folder, name)
+    return None
 
 
 def _name(folder: Path) -> str:
