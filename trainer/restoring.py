@@ -55,6 +55,8 @@ def restore(state: TrainState, place: Place, agreement: Agreement) -> Restored |
                 raise
             continue
         return _tell(path, loaded, state)
+    if place.rank == 0:
+        _tell_passed_over(place)
     return None
 
 
@@ -62,6 +64,17 @@ def _find_candidates(place: Place) -> list[Path]:
     assert place.run_dir is not None
     found = find_checkpoints(RunPaths(place.run_dir).checkpoints())
     return choose_resume(found, attempt=place.attempt, given=place.resume_from, is_supervised=place.is_supervised)
+
+
+def _tell_passed_over(place: Place) -> None:
+    """Saves that did not end are no checkpoints; who sees their folders would think that they are gone on from."""
+    assert place.run_dir is not None
+    root = RunPaths(place.run_dir).checkpoints()
+    passed_over = [found.path.name for found in find_checkpoints(root) if not found.is_complete]
+    if passed_over:
+        more = f" and {len(passed_over) - 1} more" if len(passed_over) > 1 else ""
+        verb = "were" if more else "was"
+        log.warning("training begins at 0: %s%s in %s %s never finished", passed_over[-1], more, root.name, verb)
 
 
 def _load(path: Path, state: TrainState, place: Place, agreement: Agreement) -> Loaded:

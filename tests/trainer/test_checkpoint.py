@@ -227,6 +227,16 @@ def test_the_first_start_has_nothing_to_restore(make: Callable[..., Training]) -
     assert make().checkpointer.restore() is None
 
 
+def test_a_start_at_0_beside_saves_that_did_not_end_says_so(
+    make: Callable[..., Training], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (3, 5):
+        RunPaths(tmp_path).checkpoint(step, 1).mkdir(parents=True)
+    assert make().checkpointer.restore() is None
+    (said,) = (r.getMessage() for r in caplog.records if "training begins at 0" in r.getMessage())
+    assert said == "training begins at 0: step-5.a1 and 1 more in checkpoints were never finished"
+
+
 def test_a_newest_checkpoint_that_is_damaged_is_passed_over(
     make: Callable[..., Training], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
