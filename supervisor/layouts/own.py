@@ -19,7 +19,7 @@ from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, r
 from supervisor.layouts.metadata import METADATA_NAME, TooLarge, check_files, open_metadata
 from supervisor.layouts.tree import Broken, Unfinished
 from trainer import contract
-from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile
+from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile, RunPaths
 from trainer.manifest import parse_manifest
 
 MAX_PROBLEMS = 5  # that are named
@@ -69,8 +69,16 @@ def _inspect(path: Path, whose: Identity) -> tuple[Manifest, str]:
     with _open(path) as folder:
         problems = [problem for file in manifest.files if (problem := _find_size_problem(folder, file))]
         if problems:
-            raise Broken(_list(problems))
+            raise Broken(_list(problems) + _hint_local(path, manifest, problems))
         return manifest, _check_described(folder, manifest)
+
+
+def _hint_local(path: Path, manifest: Manifest, problems: list[str]) -> str:
+    """Says what a copy on a node's own disk is, where it may be one: outside a run directory, with files left out."""
+    is_partial = len(problems) < len(manifest.files) and all(problem.endswith(" is missing") for problem in problems)
+    if not is_partial or path.absolute().parent == RunPaths(path.absolute().parent.parent).checkpoints():
+        return ""
+    return "; if this is a copy on a node's own disk: it holds the files of its own ranks alone, which is no damage"
 
 
 @contextmanager

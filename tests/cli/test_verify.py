@@ -59,6 +59,19 @@ def test_the_run_directory_and_its_folder_of_checkpoints_mean_all_of_them_newest
         assert [(one["step"], one["attempt"]) for one in answer["checkpoints"]] == [(30, 2), (30, 1), (20, 1), (10, 1)]
 
 
+def test_a_copy_on_a_nodes_own_disk_is_told_to_be_a_part_by_design(tmp_path: Path) -> None:
+    folder = publish(tmp_path / "gpt")
+    local = tmp_path / "scratch" / "gpt" / folder.name
+    shutil.copytree(folder, local)
+    (local / SHARDS[1]).unlink()
+    (folder / SHARDS[1]).unlink()
+    hint = "holds the files of its own ranks alone"
+    assert hint in verify(local).stdout
+    assert hint not in verify(folder).stdout
+    (local / SHARDS[0]).write_bytes(b"short")
+    assert hint not in verify(local).stdout
+
+
 def test_a_flipped_bit_is_found_by_reading_and_a_missing_file_by_looking(tmp_path: Path) -> None:
     folder = publish(tmp_path / "gpt")
     flip(folder / SHARDS[0])
