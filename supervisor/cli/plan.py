@@ -10,6 +10,7 @@ from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.cli.options import config_option, json_option, now
 from supervisor.config import Settings
 from supervisor.core.reliability import SavePlan, plan_saves
+from supervisor.model import CheckpointSpec
 from supervisor.reports.table import render_json
 
 
@@ -35,10 +36,13 @@ def plan(
     on 16,384 GPUs. With --run: the interval that the service works out for that run, by Daly's formula, from the cost
     of its saves and its own failures.
     """
+    numbers = (("gpus", gpus), ("save-s", save_s), ("restart-s", restart_s))
     if run is not None:
+        if beside := [f"'--{name}'" for name, value in numbers if value is not None]:
+            raise click.UsageError(f"{', '.join(beside)} can't be given with '--run': the run has its own.")
         _show_run(settings, run, as_json=as_json)
         return
-    missing = [f"'--{name}'" for name, v in (("gpus", gpus), ("save-s", save_s), ("restart-s", restart_s)) if v is None]
+    missing = [f"'--{name}'" for name, value in numbers if value is None]
     if gpus is None or save_s is None or restart_s is None:
         raise click.UsageError(f"Missing option{'s' if len(missing) > 1 else ''} {', '.join(missing)}.")
     answer = plan_saves(gpus, save_s, restart_s)
@@ -73,8 +77,18 @@ def _as_json(answer: SavePlan) -> dict[str, object]:
 
 def _words(answer: SavePlan) -> str:
     rough = "\nThis is rough: a save or a restart is long against the time between failures." if answer.is_rough else ""
+    most_min = CheckpointSpec().every_max_s / 60
+    capped = f"\nA service that chooses by itself saves every {most_min:g} min at the latest (checkpoint.every_max_s)."
     return (
         f"{answer.gpus} GPUs: a failure every {answer.mtbf_h:.1f} h\n"
-        f"save every {answer.interval_min:.3g} min (checkpoint.every_s = {answer.interval_min * 60:.0f})\n"
+        f"save every {_span(answer.interval_min)} (checkpoint.every_s = {answer.interval_min * 60:.0f})\n"
         f"lost to saves, repeated work and restarts: {answer.lost_percent:.1f} %{rough}"
+        f"{capped if answer.interval_min > most_min else ''}"
     )
+
+
+def _span(minutes: float) -> str:
+    if minutes < 10 * 60:
+        return f"{minutes:.3g} min"
+    hours = minutes / 60
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:,.0f} days"

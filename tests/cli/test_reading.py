@@ -206,6 +206,27 @@ def test_the_plan_has_its_published_numbers(
     assert (answer["interval_min"], answer["lost_percent"]) == (interval_min, lost_percent)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "save_s", "told"),
+    [("512", "60", "save every 109 min"), ("1", "60", "save every 41.1 h"), ("1", "1e12", "save every 221,084 days")],
+)
+def test_a_planned_interval_is_written_in_a_unit_that_fits(service: Service, gpus: str, save_s: str, told: str) -> None:
+    assert told in service.call("plan", "--gpus", gpus, "--save-s", save_s, "--restart-s", "600").stdout
+
+
+def test_the_plan_says_where_the_service_saves_more_often(service: Service) -> None:
+    words = ["plan", "--gpus", "512", "--restart-s", "600", "--save-s"]
+    cap = "every 30 min at the latest (checkpoint.every_max_s)"
+    assert cap in service.call(*words, "60").stdout
+    assert cap not in service.call(*words, "1").stdout
+
+
+def test_the_plan_of_a_run_takes_no_numbers_beside_it(service: Service) -> None:
+    result = service.call("plan", "--run", "llama", "--gpus", "5")
+    assert result.exit_code == 2
+    assert "'--gpus' can't be given with '--run'" in result.output
+
+
 def test_doctor_says_what_is_missing_and_which_files_it_is(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     result = service.call("doctor", "--json")
