@@ -30,12 +30,12 @@ from trainer.stored import (
     verify_checkpoint,
 )
 
-EXIT_BAD = 1  # a checkpoint is not what its manifest says
+EXIT_BAD = 1  # a checkpoint is not what its manifest says, or there is no such folder
 EXIT_UNAVAILABLE = 75  # nothing is known: try again later
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says; returns 0, 1 for a checkpoint that is refused, 75 for storage that is away."""
+    """Do what the command line says; returns 0, 1 for what is refused or not there, 75 for storage that is away."""
     options = _parser().parse_args(argv)
     try:
         return int(options.do(options))
@@ -67,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(options: argparse.Namespace) -> int:
-    for name, is_whole in sorted(ObjectTier(options.url).names().items()):
+    tier = ObjectTier(options.url)
+    names = tier.names()
+    if not names and not tier.exists():
+        print(f"{options.url} is not there", file=sys.stderr)
+        return EXIT_BAD
+    for name, is_whole in sorted(names.items()):
         print(f"{name}  {'whole' if is_whole else 'not finished'}")
     return 0
 

@@ -71,6 +71,11 @@ class ObjectTier:
         """The URL of one object."""
         return f"{self.url}/{name}/{file}"
 
+    def exists(self) -> bool:
+        """True when anything is there."""
+        with self._telling(self.url):
+            return bool(self._fs.exists(self._root))
+
     def names(self) -> dict[str, bool]:
         """Names of the checkpoints there, and whether each has its manifest."""
         with self._telling(self.url):

@@ -233,6 +233,15 @@ def test_storage_that_is_away_is_told_apart_from_a_bad_checkpoint(tmp_path: Path
     assert main(["list", "nosuchprotocol://bucket/run"]) == 75
 
 
+def test_the_list_of_a_folder_that_is_not_there_says_so(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", url]) == 1
+    assert f"{url} is not there" in capsys.readouterr().err
+    assert main(["put", str(make_checkpoint(tmp_path / "here", 5)), url]) == 0
+    assert main(["list", url]) == 0
+
+
 def test_a_budget_bounds_the_rate_over_time() -> None:
     now = [0.0]
     budget = ByteBudget(100.0, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
