@@ -17,6 +17,8 @@ from typing import Any
 
 BUFFER_ENTRIES = 20000  # of the Flight Recorder: minutes of history of a large model instead of seconds
 
+_NEWER_NAMES_SINCE = (2, 11)  # of PyTorch: the first of which it is known for certain
+
 # The same setting under an older and a newer name; each PyTorch release reads one or both.
 _PAIRS = (
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
@@ -38,12 +40,13 @@ _NVLS = re.compile(r"NVLS multicast support is (available|not available) on dev"
 # ---------------------------------------------------------------- environment
 
 
-def nccl_environment(evidence_dir: str, given: Mapping[str, str]) -> dict[str, str]:
+def nccl_environment(evidence_dir: str, given: Mapping[str, str], *, torch_version: str = "") -> dict[str, str]:
     """Settings that make a hang end with evidence, for every variable that `given` leaves open.
 
     Errors end the process at once, without a clean-up that may hang itself; the Flight Recorder is on, and dumps
     into `evidence_dir` (which must exist: its default is one path for all jobs of a user); NCCL's warnings go to one
-    file for each process there, so that their lines stay whole.
+    file for each process there, so that their lines stay whole. A PyTorch of `torch_version` that reads the newer names
+    warns of the older ones, so it gets none of them; one that is not known gets both.
     """
     wanted = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -56,8 +59,15 @@ def nccl_environment(evidence_dir: str, given: Mapping[str, str]) -> dict[str, s
         # torchrun would set 1, which first aborts the communicators: on a broken network that may take for ever
         wanted["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"
     for newer, older in _PAIRS:
-        wanted[newer] = wanted[older] = given.get(newer) or given.get(older) or wanted[newer]
+        wanted[newer] = given.get(newer) or given.get(older) or wanted[newer]
+        if not _reads_newer_names(torch_version):
+            wanted[older] = wanted[newer]
     return {name: value for name, value in wanted.items() if name not in given}
+
+
+def _reads_newer_names(torch_version: str) -> bool:
+    found = re.match(r"(\d+)\.(\d+)", torch_version)
+    return found is not None and (int(found[1]), int(found[2])) >= _NEWER_NAMES_SINCE
 
 
 # (variable, values that are harmless, what any other value does). Left behind by someone's debugging, each costs

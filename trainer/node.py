@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import queue
@@ -137,9 +138,20 @@ def training_environment(spec: AttemptSpec, run_dir: Path, node: str, given: Map
         "OMP_NUM_THREADS": str(threads_per_process(given, spec.procs_per_node)),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
         "PYTHONUNBUFFERED": "1",  # the last words of a killed worker must be in its log
-        **nccl.nccl_environment(evidence_dir, wanted),
+        **nccl.nccl_environment(evidence_dir, wanted, torch_version=_torch_version()),
     }
     return {**ours, **wanted, **contract.attempt_environment(spec, run_dir)}
+
+
+def _torch_version() -> str:
+    """Of the PyTorch beside this program, without loading it; empty: there is none."""
+    with contextlib.suppress(OSError, ImportError, ValueError):
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.origin is not None:
+            text = (Path(spec.origin).parent / "version.py").read_text()
+            found = re.search(r"""^__version__ = ['"]([^'"]+)""", text, re.MULTILINE)
+            return found[1] if found else ""
+    return ""
 
 
 def threads_per_process(environment: Mapping[str, str], procs_per_node: int) -> int:

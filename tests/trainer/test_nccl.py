@@ -84,6 +84,16 @@ def test_both_generations_of_names_get_the_same_value() -> None:
     assert settings["TORCH_FR_DUMP_TEMP_FILE"].startswith("/evidence/")
 
 
+@pytest.mark.parametrize(
+    ("version", "has_older"), [("2.13.0+cpu", False), ("2.11.1", False), ("2.6.0", True), ("", True)]
+)
+def test_a_torch_that_reads_the_newer_names_is_not_given_the_older_ones(version: str, has_older: bool) -> None:
+    settings = nccl_environment("/evidence", {}, torch_version=version)
+    assert "TORCH_FR_BUFFER_SIZE" in settings
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in settings) is has_older
+    assert ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in settings) is has_older
+
+
 def test_what_the_user_set_is_never_overridden() -> None:
     given = {"NCCL_DEBUG": "INFO", "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", "NCCL_ASYNC_ERROR_HANDLING": "1"}
     settings = nccl_environment("/evidence", given)

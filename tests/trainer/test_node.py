@@ -39,6 +39,13 @@ def spec(*command: str, **values: object) -> AttemptSpec:
     return AttemptSpec(run="r", attempt=3, command=command or ("train.py",), nodes=2, **values)  # type: ignore[arg-type]
 
 
+@pytest.mark.torch
+def test_a_training_is_not_given_names_that_its_pytorch_warns_of() -> None:
+    environment = training_environment(spec(), Path("/runs/r"), "n1", {})
+    assert "TORCH_FR_BUFFER_SIZE" in environment
+    assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environment
+
+
 @pytest.mark.parametrize(
     ("command", "python", "arguments"),
     [
