@@ -115,11 +115,19 @@ def _parse_item(entry: Entry, file: OpenFile) -> bytes:
     head = parse_head(item[:HEAD_BYTES], entry.length)
     pickled = item[head.data_at : head.data_at + head.size]
     if zlib.crc32(pickled) != head.crc:
-        raise Damaged(f"holds a damaged {entry.key}")
+        raise Damaged(f"holds damaged bytes as {_say_item(entry.key)}")
     try:
         return parse_bytes(pickled)
     except NotBytes as error:
-        raise Damaged(f"holds as {entry.key} what is {error}") from None
+        raise Damaged(f"holds as {_say_item(entry.key)} what is {error}") from None
+
+
+def _say_item(key: str) -> str:
+    """For people: what an item is that holds no tensor."""
+    kind, _, rank = key.partition(".")
+    if kind == "rank" and rank:
+        return f"what rank {rank} keeps for itself (random states and the like)"
+    return "what all ranks share (counters, scheduler and the like)" if key == "shared" else key
 
 
 def _look_at(path: Path) -> tuple[Path, str] | None:

@@ -351,3 +351,11 @@ def test_all_ranks_hear_the_same_of_what_any_of_them_found(tmp_path: Path) -> No
     folder.mkdir()
     run_ranks(2, save_alone, folder)
     run_ranks(2, expect_alike, folder, describe_folder(folder))
+
+
+def test_a_damaged_item_is_told_by_what_it_is_for(folder: Path, manifest: Manifest) -> None:
+    data = bytearray((folder / DATA).read_bytes())
+    data[data.index(b"opaque")] ^= 1
+    (folder / DATA).write_bytes(data)
+    with pytest.raises(CheckpointRejected, match=f"{DATA} holds damaged bytes as what all ranks share"):
+        load(folder, manifest)
