@@ -14,9 +14,9 @@ from supervisor.core.checkpoints import choose_resume, fold_verification, fold_v
 from supervisor.layouts.own import verify_checkpoint
 from supervisor.model import Attempt, Checkpoint, CheckpointSpec, CheckpointState, Verification
 from supervisor.rundir_child import CheckpointCache, Notes
-from trainer import stored
 from trainer.contract import RunPaths
-from trainer.sources import SourcePlace, refuse_another_run
+from trainer.storage import stored
+from trainer.storage.sources import SourcePlace, refuse_another_run
 
 SEEN_AT = datetime(2026, 1, 1, tzinfo=UTC)
 ENDED_AT = SEEN_AT + timedelta(minutes=1)

@@ -45,7 +45,7 @@ from trainer.contract import (
     UploadReport,
     VerificationRecord,
 )
-from trainer.manifest import parse_manifest
+from trainer.format.manifest import parse_manifest
 
 SMALL_BYTES = 64 * 1024
 LAUNCH_BYTES = 1024 * 1024  # one entry per node

@@ -9,7 +9,8 @@ A save that failed never goes unseen: it is logged, recorded in the progress fil
 (`on_failure="go_on"`), or raised at the next step ("raise").
 
 The ranks agree on all of this without waiting for each other: what one is told in a step, all act upon in the next
-(trainer.agreement). SIGUSR1 asks for a save and an exit with 75, SIGUSR2 for a save; the service's advice may ask too.
+(trainer.session.agreement). SIGUSR1 asks for a save and an exit with 75, SIGUSR2 for a save; so may the service's
+advice.
 
     SaveFailed          on_failure="raise": the newest save failed
     SavesKeepFailing    so many saves in a row failed that going on would only lose more work
@@ -34,26 +35,34 @@ from typing import Literal, Self
 import torch
 
 from trainer import contract
-from trainer.agreement import Agreement, Word
-from trainer.claims import RunDirectoryInUse, take_seat
 from trainer.data import DataChanged, parse_skip_samples
-from trainer.lastword import LastWord
 from trainer.loaders import DataNotElastic
 from trainer.losswatch import Finding, LossPolicy
-from trainer.outcomes import SaveOutcomes
-from trainer.place import Place, read_place
 from trainer.progress import ProgressWriter
-from trainer.restoring import Restored, restore
-from trainer.saves import Saves
 from trainer.saving.planning import PlanChanged
 from trainer.saving.saver import Saver, SaveResult, Staging
-from trainer.settings import RESERVED_EXTRA, check_settings
+from trainer.session.agreement import Agreement, Word
+from trainer.session.claims import RunDirectoryInUse, take_seat
+from trainer.session.lastword import LastWord
+from trainer.session.outcomes import SaveOutcomes
+from trainer.session.place import Place, read_place
+from trainer.session.restoring import Restored, restore
+from trainer.session.saves import Saves
+from trainer.session.settings import RESERVED_EXTRA, check_settings
+from trainer.session.surroundings import (
+    make_schedule,
+    open_mover,
+    open_saver,
+    progress_path,
+    read_advice,
+    say_uncopied,
+    settle,
+)
+from trainer.session.watching import LossDiverged, LossJudge, LossReader
+from trainer.session.wishes import Wishes
 from trainer.signals import SaveRequests
 from trainer.state import Stateful, StateMismatch, TrainState
-from trainer.stored import CheckpointRejected, CheckpointUnreadable
-from trainer.surroundings import make_schedule, open_mover, open_saver, progress_path, read_advice, say_uncopied, settle
-from trainer.watching import LossDiverged, LossJudge, LossReader
-from trainer.wishes import Wishes
+from trainer.storage.stored import CheckpointRejected, CheckpointUnreadable
 
 __all__ = [
     "CheckpointRejected",

@@ -10,7 +10,7 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/outcome.json         Outcome, written by the training script before exit codes that torchrun hides
     attempts/<n>/advice.json          Advice, rewritten by the service while the attempt runs
     attempts/<n>/divergence.json      Divergence, written by the training script when its loss went wrong
-    attempts/<n>/claim.json           which start of the training publishes as attempt n, see trainer.claims
+    attempts/<n>/claim.json           which start of the training publishes as attempt n, see trainer.session.claims
     attempts/<n>/reading.json         ReadLease, there while the training reads a checkpoint
     attempts/<n>/uploading.json       ReadLease of the checkpoint that is being copied to object storage
     attempts/<n>/uploads/<k>.json     UploadReport of node k, rewritten while it copies to object storage
@@ -308,7 +308,7 @@ class Manifest:
     is_elastic: bool = True
     libraries: Mapping[str, str] = field(default_factory=dict)  # versions of what wrote it: python, torch, numpy …
     files: tuple[ManifestFile, ...]
-    self_xxh3_128: str = ""  # of the manifest itself; the last field, see trainer.manifest
+    self_xxh3_128: str = ""  # of the manifest itself; the last field, see trainer.format.manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

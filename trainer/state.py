@@ -6,7 +6,7 @@ All the rest is JSON in few items: "shared", written by rank 0, and "rank.<r>" f
 positions of data loaders that can't be resized, objects that are given as per rank. A number of ranks other than the
 saved one takes no rank's item over: random states are seeded anew from (seed, step, rank), and the load says so.
 
-`collect` is what a save waits for: what it found at its last call is kept, see `trainer.leaves`.
+`collect` is what a save waits for: what it found at its last call is kept, see `trainer.contents.leaves`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainer.data import DataChanged
-from trainer.leaves import (
+from trainer.contents.leaves import (
     ModelLeaves,
     OptimizerLeaves,
     UnsupportedModel,
@@ -27,10 +26,11 @@ from trainer.leaves import (
     name_parameters,
     read_description,
 )
+from trainer.contents.opaque import decode, dtype_named, encode, find_tensors
+from trainer.contents.randomness import apply_rng, collect_rng, seed_rng
+from trainer.contents.replicas import Key, digest_model, digest_objects
+from trainer.data import DataChanged
 from trainer.loaders import DataNotElastic
-from trainer.opaque import decode, dtype_named, encode, find_tensors
-from trainer.randomness import apply_rng, collect_rng, seed_rng
-from trainer.replicas import Key, digest_model, digest_objects
 
 __all__ = ["DataChanged", "DataNotElastic", "Loaded", "StateMismatch", "Stateful", "TrainState"]
 
@@ -115,7 +115,7 @@ class TrainState:
         """The state to save; its tensors are the live ones: whoever saves them copies them before training goes on.
 
         "model" and "optimizer" are the same dicts as the last time when all tensors in them are the same.
-        Raises `trainer.opaque.UnsavableObject` and `trainer.leaves.UnsupportedModel`.
+        Raises `trainer.contents.opaque.UnsavableObject` and `trainer.contents.leaves.UnsupportedModel`.
         """
         self._refresh()
         tensors: dict[str, torch.Tensor] = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from supervisor.layouts.found import Candidate, Found, Piece, Seal
 from supervisor.layouts.metadata import METADATA_NAME, Metadata, TooLarge, check_files, read_opened
 from supervisor.layouts.tree import Broken, Tree, Unfinished
-from trainer.entries import group
+from trainer.format.entries import group
 
 __all__ = ["METADATA_NAME", "PATTERN", "describe", "find", "inspect", "inspect_folder"]
 

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 
 from supervisor.jobfiles import open_regular
 from supervisor.layouts.tree import Broken
-from trainer.coverage import NotCovered, check_coverage
-from trainer.metadata import (
+from trainer.format.coverage import NotCovered, check_coverage
+from trainer.format.metadata import (
     MAX_METADATA_BYTES,
     METADATA_NAME,
     Metadata,
     MetadataRefused,
     MetadataTooLarge,
 )
-from trainer.metadata import read_metadata as _read_metadata
+from trainer.format.metadata import read_metadata as _read_metadata
 
 __all__ = ["METADATA_NAME", "Metadata", "TooLarge", "check_files", "open_metadata", "read_metadata", "read_opened"]
 

@@ -20,7 +20,7 @@ from supervisor.layouts.metadata import METADATA_NAME, TooLarge, check_files, op
 from supervisor.layouts.tree import Broken, Unfinished
 from trainer import contract
 from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile, RunPaths
-from trainer.manifest import parse_manifest
+from trainer.format.manifest import parse_manifest
 
 MAX_PROBLEMS = 5  # that are named
 

@@ -22,7 +22,7 @@ from tests.layouts.folders import cut, graft, look, payload_files, rewrite, view
 from tests.trainer.hostile import exploits
 from tests.trainer.pickles import Place, chunk, metadata, record, tensor
 from tests.verify.test_verify import collect
-from trainer.metadata import Metadata, read_metadata
+from trainer.format.metadata import Metadata, read_metadata
 
 FILE = "__0_0.distcp"
 
@@ -151,7 +151,7 @@ def test_metadata_larger_than_is_read_is_unknown_and_looked_at_once(
         reads.append(data)
         return read_metadata(data)
 
-    monkeypatch.setattr("trainer.metadata.MAX_OPCODES", 50)
+    monkeypatch.setattr("trainer.format.metadata.MAX_OPCODES", 50)
     monkeypatch.setattr("supervisor.layouts.metadata._read_metadata", read)
     survey = Survey()
     for _ in range(2):

@@ -7,7 +7,7 @@ from pathlib import Path
 from supervisor.model import RunView
 from supervisor.rundir import RunDirReader
 from trainer.contract import ReadLease, RunPaths, write_json
-from trainer.leases import hold_lease
+from trainer.storage.leases import hold_lease
 
 
 def read(reader: RunDirReader, paths: RunPaths) -> RunView:

@@ -60,7 +60,7 @@ def exploits(mark: Path) -> Mapping[str, bytes]:
         "protocol 0 under another name": b"\x80\x00cposix\nsystem\n(S'" + line + b"'\ntR.",
         "protocol 9": b"\x80\x09" + pickle.dumps(_Reduced(command))[2:],
         "a buffer from outside": b"\x80\x05\x97.",
-        "our own reader": spell(Call(of=Global(module="trainer.pickled", name="Record"), arguments=(command,))),
+        "our own reader": spell(Call(of=Global(module="trainer.format.pickled", name="Record"), arguments=(command,))),
         "copyreg": spell(
             Call(
                 of=Global(module="copyreg", name="_reconstructor"), arguments=(Global(module="os", name="_wrap_close"),)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from trainer.randomness import seed_rng
+from trainer.contents.randomness import seed_rng
 from trainer.state import Loaded, TrainState
 
 

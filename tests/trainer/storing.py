@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 
 from tests.trainer.saving.files import describe_folder, write_sources
-from trainer.agreement import Agreement, Word
-from trainer.outcomes import SaveOutcomes
 from trainer.progress import ProgressWriter
-from trainer.saves import Saves
 from trainer.saving.planning import SavePlan
 from trainer.saving.reading import load_state
 from trainer.saving.saver import Saver
+from trainer.session.agreement import Agreement, Word
+from trainer.session.outcomes import SaveOutcomes
+from trainer.session.saves import Saves
 from trainer.state import TrainState
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.groups import on_ranks
-from trainer.stored import find_checkpoints
+from trainer.storage.stored import find_checkpoints
 
 pytestmark = pytest.mark.torch
 
@@ -32,7 +32,7 @@ def _work(folder: Path) -> dict[str, Any]:
 
 
 def _add_up() -> list[Any]:
-    from trainer.agreement import Agreement, Word
+    from trainer.session.agreement import Agreement, Word
 
     agreement = Agreement()
     seen: list[Any] = [agreement.hear()]
@@ -45,7 +45,7 @@ def _add_up() -> list[Any]:
 
 
 def _fail_on_rank_0() -> str:
-    from trainer.agreement import Agreement
+    from trainer.session.agreement import Agreement
 
     def look() -> int:
         raise FileNotFoundError("only rank 0 looked")
@@ -129,7 +129,7 @@ def _spoil_one_rank(folder: Path) -> tuple[bool, str, list[int]]:
 
 
 def _differ(folder: Path) -> str:
-    from trainer.opaque import UnsavableObject
+    from trainer.contents.opaque import UnsavableObject
 
     training = _make(folder)
     training.average.updates = training.rank

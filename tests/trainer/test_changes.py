@@ -25,7 +25,7 @@ CHANGES: dict[str, Callable[[Any, Any], None]] = {}
 
 @pytest.fixture(autouse=True)
 def _kept_random_states() -> Iterator[None]:
-    from trainer.randomness import apply_rng, collect_rng
+    from trainer.contents.randomness import apply_rng, collect_rng
 
     kept = collect_rng()
     yield
@@ -423,7 +423,7 @@ def test_nothing_is_found_anew_while_the_training_only_trains(tmp_path: Path) ->
 
 
 def _plan_a_stage_of_a_pipeline(rank: int, root: Path) -> None:
-    from trainer.leaves import UnsupportedModel
+    from trainer.contents.leaves import UnsupportedModel
 
     model = nn.ModuleDict({f"stage{rank}": nn.Linear(4, 4)})
     with pytest.raises(UnsupportedModel, match=r"ranks 1 .*other.* than rank 0"):
@@ -439,7 +439,7 @@ def test_ranks_with_models_of_different_names_are_refused_before_they_train(tmp_
 def test_an_optimizer_that_keeps_its_state_elsewhere_is_refused() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    from trainer.leaves import OptimizerLeaves, UnsupportedModel
+    from trainer.contents.leaves import OptimizerLeaves, UnsupportedModel
 
     join_alone()
     optimizer = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), optimizer_class=torch.optim.Adam)

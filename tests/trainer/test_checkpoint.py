@@ -18,8 +18,8 @@ import pytest
 from tests.trainer.ranks import await_true
 from trainer import contract
 from trainer.contract import Advice, Divergence, Manifest, Outcome, Progress, RunPaths, SampleRange, parse, write_json
-from trainer.manifest import parse_manifest
-from trainer.stored import find_checkpoints
+from trainer.format.manifest import parse_manifest
+from trainer.storage.stored import find_checkpoints
 
 if TYPE_CHECKING:
     from tests.trainer.trainings import Training
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     from tests.trainer.trainings import Training
-    from trainer.randomness import apply_rng, collect_rng
+    from trainer.contents.randomness import apply_rng, collect_rng
 
     kept = collect_rng()
     made: list[Training] = []
@@ -90,7 +90,7 @@ def test_a_save_in_flight_is_finished_after_an_exception_in_the_training(
     training = make(every_steps=2, when_busy="wait")
     saver = training.checkpointer.saver
     assert saver is not None
-    with pytest.raises(RuntimeError, match="out of memory"), training.checkpointer:
+    with pytest.raises(RuntimeError, match="out of memory"), training.checkpointer:  # noqa: PT012 - its body is the point
         training.steps(2)
         await_true(lambda: saver.poll() is None and saver.phase != "staging")
         pid = saver.writer_pid
@@ -310,7 +310,7 @@ def test_a_state_with_new_parts_is_planned_anew_and_saved(make: Callable[..., Tr
 
 
 def test_an_object_that_cannot_be_saved_is_named_at_the_first_step(make: Callable[..., Training]) -> None:
-    from trainer.opaque import UnsavableObject
+    from trainer.contents.opaque import UnsavableObject
 
     training = make()
     training.average.state_dict = lambda: {"callback": print}  # type: ignore[method-assign]
@@ -423,7 +423,7 @@ def test_an_interval_that_the_script_chose_stays(make: Callable[..., Training], 
 
 
 def test_advice_for_another_attempt_and_damaged_advice_are_no_advice(tmp_path: Path) -> None:
-    from trainer.advice import AdviceReader
+    from trainer.session.advice import AdviceReader
 
     path = tmp_path / "advice.json"
     reader = AdviceReader(path, 3, every_s=3600)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.folders import flip_byte, make_checkpoint
 from trainer.contract import MANIFEST_NAME, VERIFIED_NAME, ManifestFile, VerificationRecord, checkpoint_name, parse
-from trainer.tiers import (
+from trainer.storage.tiers import (
     CheckpointRejected,
     CheckpointUnreadable,
     Condition,

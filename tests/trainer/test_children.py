@@ -13,7 +13,7 @@ import trainer
 from tests.trainer.folders import make_checkpoint
 from tests.trainer.test_mover import place_of, there
 from trainer.children import order_places, python_command
-from trainer.mover import start_mover
+from trainer.storage.mover import start_mover
 
 HOME = str(Path(trainer.__file__).parent.parent)
 
@@ -30,7 +30,7 @@ def _amid_namesakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_amid_namesakes")
 def test_a_module_of_ours_runs_amid_namesakes() -> None:
-    command = python_command("trainer.objects", "--help")
+    command = python_command("trainer.storage.objects", "--help")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout

@@ -18,7 +18,8 @@ import pytest
 
 from tests.trainer.ranks import await_true
 from trainer import contract
-from trainer.claims import (
+from trainer.contract import RunPaths, parse, write_json
+from trainer.session.claims import (
     Claim,
     ClaimLost,
     RunDirectoryInUse,
@@ -28,8 +29,7 @@ from trainer.claims import (
     take_seat,
     why_taken,
 )
-from trainer.contract import RunPaths, parse, write_json
-from trainer.stored import find_checkpoints
+from trainer.storage.stored import find_checkpoints
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Checkpointer
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys
 from pathlib import Path
-from trainer.claims import RunDirectoryInUse, claim_given, claim_next
+from trainer.session.claims import RunDirectoryInUse, claim_given, claim_next
 run_dir = Path(sys.argv[1])
 try:
     claim = claim_given(run_dir, 3, patience_s=0.2) if sys.argv[2] == "given" else claim_next(run_dir)
@@ -102,7 +102,7 @@ def test_a_number_that_somebody_has_taken_in_between_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "attempts" / "4").mkdir(parents=True)
-    monkeypatch.setattr("trainer.claims.next_attempt", lambda _: 4)
+    monkeypatch.setattr("trainer.session.claims.next_attempt", lambda _: 4)
     assert claim_next(tmp_path).attempt == 5
 
 
@@ -113,7 +113,7 @@ def test_a_run_directory_that_takes_no_file_yet_is_claimed_by_the_first_save(
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as full:
-        full.setattr("trainer.claims.write_json", refuse)
+        full.setattr("trainer.session.claims.write_json", refuse)
         claims = [claim_given(tmp_path, 3), claim_given(tmp_path, 3)]
     check_claim(tmp_path, claims[0])
     check_claim(tmp_path, claims[0])
@@ -200,7 +200,7 @@ TRAIN = """
 import sys
 from pathlib import Path
 import torch
-from trainer import stored
+from trainer.storage import stored
 
 look, times = stored.next_attempt, []
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.pickles import Place, chunk, metadata, record, size, small, tensor
-from trainer.coverage import NotCovered, check_coverage, check_tiling
-from trainer.metadata import Chunk, Entries, Entry, Metadata, MetadataRefused, Tensor, read_metadata
+from trainer.format.coverage import NotCovered, check_coverage, check_tiling
+from trainer.format.metadata import Chunk, Entries, Entry, Metadata, MetadataRefused, Tensor, read_metadata
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 FILE = "__0_0.distcp"
@@ -87,9 +87,7 @@ HALVES = tensor_of((4, 2), ((0, 0), (2, 2)), ((2, 0), (2, 2)))
 WHOLE = Metadata(
     tensors={"w": HALVES},
     byte_keys=frozenset({"step"}),
-    entries=Entries(
-        [entry("w", (0, 0), 0, 20), entry("w", (2, 0), 0, 20, "__1_0.distcp"), entry("step", None, 20, 5)]
-    ),
+    entries=Entries([entry("w", (0, 0), 0, 20), entry("w", (2, 0), 0, 20, "__1_0.distcp"), entry("step", None, 20, 5)]),
 )
 SIZES = {FILE: 25, "__1_0.distcp": 20}
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("name", exploits(Path("mark")))
 def test_hostile_metadata_with_a_matching_manifest_is_rejected_and_runs_nothing(name: str, tmp_path: Path) -> None:
     from trainer.saving.reading import load_state
-    from trainer.stored import CheckpointRejected, verify_checkpoint
+    from trainer.storage.stored import CheckpointRejected, verify_checkpoint
 
     mark = tmp_path / "ran"
     folder = publish(tmp_path / "gpt", meta=exploits(mark)[name])

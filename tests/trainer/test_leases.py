@@ -8,9 +8,9 @@ import pytest
 
 from tests.trainer.folders import make_checkpoint
 from trainer.contract import RunPaths
-from trainer.leases import LeaseUnreadable, hold_lease, read_leases
-from trainer.stored import find_checkpoints
-from trainer.tiers import prune
+from trainer.storage.leases import LeaseUnreadable, hold_lease, read_leases
+from trainer.storage.stored import find_checkpoints
+from trainer.storage.tiers import prune
 
 
 @pytest.fixture

@@ -32,11 +32,11 @@ from trainer.contract import (
     parse,
     write_json,
 )
-from trainer.leases import hold_lease, read_leases
-from trainer.mover import start_mover
-from trainer.stored import Found, read_manifest, remove_checkpoint
-from trainer.tiers import LocalTier
-from trainer.uploads import Job, Mover, MoverPlace, choose_expired, choose_part, choose_pending
+from trainer.storage.leases import hold_lease, read_leases
+from trainer.storage.mover import start_mover
+from trainer.storage.stored import Found, read_manifest, remove_checkpoint
+from trainer.storage.tiers import LocalTier
+from trainer.storage.uploads import Job, Mover, MoverPlace, choose_expired, choose_part, choose_pending
 
 
 def place_of(tmp_path: Path, **values: Any) -> MoverPlace:
@@ -235,7 +235,9 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage() for r in caplog.records if r.name == "trainer.uploads" and r.levelno >= logging.WARNING]
+    return [
+        r.getMessage() for r in caplog.records if r.name == "trainer.storage.uploads" and r.levelno >= logging.WARNING
+    ]
 
 
 @pytest.mark.s3
@@ -361,7 +363,7 @@ def test_at_the_end_the_leader_goes_without_a_node_that_fails(tmp_path: Path, ca
 
 def test_at_the_end_a_copy_that_gets_on_nowhere_is_left(tmp_path: Path) -> None:
     make_checkpoint(checkpoints(tmp_path), 5)
-    script = "import sys, trainer.mover as m; m.DRAIN_IDLE_S = 0.5; sys.exit(m.main(sys.argv))"
+    script = "import sys, trainer.storage.mover as m; m.DRAIN_IDLE_S = 0.5; sys.exit(m.main(sys.argv))"
     place = json.dumps(vars_of(place_of(tmp_path, nodes=2, node_size=1)))  # there is no other node
     mover = subprocess.Popen([sys.executable, "-c", script, place], stdin=subprocess.PIPE, text=True)
     try:
@@ -389,7 +391,7 @@ def test_the_process_copies_what_is_left_before_it_is_closed(tmp_path: Path) -> 
 def test_the_process_ends_with_its_parent_and_heeds_no_signal_of_the_training(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys, time\n"
-        "from trainer.mover import MoverPlace, start_mover\n"
+        "from trainer.storage.mover import MoverPlace, start_mover\n"
         f"mover = start_mover(MoverPlace(**{vars_of(place_of(tmp_path))!r}))\n"
         "print(mover.pid, flush=True)\n"
         "time.sleep(600)\n"

@@ -14,11 +14,11 @@ import pytest
 
 from tests.trainer.folders import flip_byte, make_checkpoint
 from tests.trainer.objectstore import S3Server
-from trainer.bandwidth import ByteBudget
 from trainer.contract import MANIFEST_NAME, ManifestFile
-from trainer.objectcli import fetch_checkpoint, main
-from trainer.objects import ObjectStorageFailed, ObjectTier
-from trainer.stored import CheckpointRejected, describe_file, find_checkpoints, read_manifest, verify_checkpoint
+from trainer.storage.bandwidth import ByteBudget
+from trainer.storage.objectcli import fetch_checkpoint, main
+from trainer.storage.objects import ObjectStorageFailed, ObjectTier
+from trainer.storage.stored import CheckpointRejected, describe_file, find_checkpoints, read_manifest, verify_checkpoint
 
 MIB = 1024 * 1024
 
@@ -207,7 +207,7 @@ def test_storage_that_no_package_is_there_for_is_told_with_what_to_install() -> 
 def test_a_lost_checkpoint_is_brought_back_and_verified_by_one_command(url: str, tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "here", 5)
     assert main(["put", str(source), url]) == 0
-    command = [sys.executable, "-m", "trainer.objects", "get", f"{url}/step-5.a1", str(tmp_path / "back")]
+    command = [sys.executable, "-m", "trainer.storage.objects", "get", f"{url}/step-5.a1", str(tmp_path / "back")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "step-5.a1 is verified" in done.stdout

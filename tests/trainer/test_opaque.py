@@ -36,7 +36,7 @@ _VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def _there_and_back(value: Any) -> Any:
-    from trainer.opaque import decode, encode
+    from trainer.contents.opaque import decode, encode
 
     tensors: dict[str, Any] = {}
     plain = json.loads(json.dumps(encode(value, "it", tensors)))
@@ -75,7 +75,7 @@ def test_numbers_and_arrays_of_numpy_come_back_with_their_type() -> None:
 def test_tensors_are_taken_out_under_names_of_their_place() -> None:
     import torch
 
-    from trainer.opaque import encode, find_tensors
+    from trainer.contents.opaque import encode, find_tensors
 
     tensors: dict[str, torch.Tensor] = {}
     value = {"ema": {"w": torch.ones(2), 3: [torch.zeros(1, dtype=torch.int64)]}, "ema.w": torch.ones(5)}
@@ -108,7 +108,7 @@ def _lambda() -> Callable[[], int]:
 
 @pytest.mark.parametrize("make", [lambda: Colour.RED, object, _lambda])
 def test_an_object_that_would_not_come_back_is_refused_by_its_name(make: Callable[[], Any]) -> None:
-    from trainer.opaque import UnsavableObject, encode
+    from trainer.contents.opaque import UnsavableObject, encode
 
     with pytest.raises(UnsavableObject, match=r"extra\['vocabulary'\]: tables.1.colour is a "):
         encode({"tables": [1, {"colour": make()}]}, "extra['vocabulary']", {})
@@ -117,7 +117,7 @@ def test_an_object_that_would_not_come_back_is_refused_by_its_name(make: Callabl
 def test_arrays_that_would_come_back_as_others_are_refused_by_name() -> None:
     import numpy as np
 
-    from trainer.opaque import UnsavableObject, encode
+    from trainer.contents.opaque import UnsavableObject, encode
 
     records = np.zeros(2, dtype=[("a", "i4"), ("b", "f8")])
     for value in (np.ma.masked_array([1, 2, 3], mask=[False, True, False]), records, records[0], np.rec.array(records)):

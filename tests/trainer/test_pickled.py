@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.trainer.hostile import burdens, exploits
 from tests.trainer.pickles import Call, Global, Raw, Thing, spell
-from trainer import pickled
-from trainer.metadata import MetadataRefused, read_metadata
-from trainer.pickled import Names, PickleRefused, Record, read_pickle
+from trainer.format import pickled
+from trainer.format.metadata import MetadataRefused, read_metadata
+from trainer.format.pickled import Names, PickleRefused, Record, read_pickle
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=300) | st.binary(max_size=300),
@@ -145,7 +145,7 @@ def test_a_code_of_the_extension_registry_is_refused_though_it_is_registered() -
 _READ = """
 import resource, sys
 from pathlib import Path
-from trainer.metadata import MetadataRefused, read_metadata
+from trainer.format.metadata import MetadataRefused, read_metadata
 resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
 for file in sorted(Path(sys.argv[1]).iterdir()):
     try:

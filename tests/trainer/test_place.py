@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainer import contract
-from trainer.place import read_place
+from trainer.session.place import read_place
 
 
 def test_variables_in_the_nodes_own_folder_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.trainer.groups import on_ranks
-from trainer.stored import find_checkpoints
+from trainer.storage.stored import find_checkpoints
 
 pytestmark = pytest.mark.torch
 

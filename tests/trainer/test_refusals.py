@@ -185,7 +185,7 @@ class Global(torch.optim.SGD):
     ],
 )
 def test_an_optimizer_that_keeps_state_where_it_is_not_found_is_refused(make: Any, words: str) -> None:
-    from trainer.leaves import UnsupportedModel
+    from trainer.contents.leaves import UnsupportedModel
 
     model = nn.Linear(WIDTH, 1)
     with pytest.raises(UnsupportedModel, match=words):
@@ -193,7 +193,7 @@ def test_an_optimizer_that_keeps_state_where_it_is_not_found_is_refused(make: An
 
 
 def test_what_is_no_optimizer_of_torch_is_refused() -> None:
-    from trainer.leaves import UnsupportedModel
+    from trainer.contents.leaves import UnsupportedModel
 
     with pytest.raises(UnsupportedModel, match="Average"):
         small_state(optimizer=Average(0.0), scheduler=None)

@@ -12,9 +12,9 @@ import pytest
 
 from trainer import contract
 from trainer.contract import RunPaths
-from trainer.place import read_place
-from trainer.runname import settle_name
-from trainer.stored import choose_resume, find_checkpoints, read_manifest
+from trainer.session.place import read_place
+from trainer.session.runname import settle_name
+from trainer.storage.stored import choose_resume, find_checkpoints, read_manifest
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Checkpointer

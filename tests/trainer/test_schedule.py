@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.schedule import SaveSchedule
+from trainer.session.schedule import SaveSchedule
 
 
 class Clock:

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.trainer.pickles import small
-from trainer import metadata, pickled, series
-from trainer.metadata import Metadata, MetadataRefused, MetadataTooLarge, read_metadata
+from trainer.format import metadata, pickled, series
+from trainer.format.metadata import Metadata, MetadataRefused, MetadataTooLarge, read_metadata
 
 pytestmark = pytest.mark.torch
 

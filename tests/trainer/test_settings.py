@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer.settings import check_settings
+from trainer.session.settings import check_settings
 
 _GOOD: dict[str, Any] = {
     "every_s": None,

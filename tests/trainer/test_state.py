@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def _kept_random_states() -> Iterator[None]:
-    from trainer.randomness import apply_rng, collect_rng
+    from trainer.contents.randomness import apply_rng, collect_rng
 
     kept = collect_rng()
     yield
@@ -54,7 +54,7 @@ class Loader(Counting):
 
 
 def test_random_states_go_on_where_they_were_collected() -> None:
-    from trainer.randomness import apply_rng, collect_rng
+    from trainer.contents.randomness import apply_rng, collect_rng
 
     random.gauss()  # leaves a second one behind for the next call
     kept = collect_rng()
@@ -67,7 +67,7 @@ def test_random_states_go_on_where_they_were_collected() -> None:
 def test_collected_random_states_keep_their_size() -> None:
     import json
 
-    from trainer.randomness import collect_rng
+    from trainer.contents.randomness import collect_rng
 
     sizes = set()
     for _ in range(50):
@@ -77,7 +77,7 @@ def test_collected_random_states_keep_their_size() -> None:
 
 
 def test_seeds_of_neighbouring_steps_and_ranks_differ() -> None:
-    from trainer.randomness import mix_seed
+    from trainer.contents.randomness import mix_seed
 
     seeds = {mix_seed(base, step, rank) for base in range(4) for step in range(10) for rank in range(10)}
     assert len(seeds) == 400
@@ -402,7 +402,7 @@ def test_an_optimizer_with_a_parameter_of_another_model_is_refused() -> None:
     import torch
 
     from tests.trainer.states import small_state
-    from trainer.leaves import UnsupportedModel
+    from trainer.contents.leaves import UnsupportedModel
 
     stranger: torch.Tensor = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(UnsupportedModel, match="not one of the model's"):

@@ -10,10 +10,10 @@ import pytest
 from tests.trainer.fleet import Gather, together
 from tests.trainer.folders import flip_byte, make_checkpoint
 from trainer.contract import RunPaths
-from trainer.recovery import recover_own
-from trainer.sources import SourcePlace
-from trainer.stored import find_checkpoints, read_manifest, read_manifest_bytes, verify_checkpoint, writer_rank
-from trainer.tiers import LocalTier
+from trainer.storage.recovery import recover_own
+from trainer.storage.sources import SourcePlace
+from trainer.storage.stored import find_checkpoints, read_manifest, read_manifest_bytes, verify_checkpoint, writer_rank
+from trainer.storage.tiers import LocalTier
 
 
 class Nodes:

@@ -13,10 +13,10 @@ from tests.trainer.fleet import Gather, together
 from tests.trainer.folders import flip_byte, make_checkpoint
 from tests.trainer.objectstore import S3Server
 from trainer.contract import MANIFEST_NAME, Manifest, RunPaths, parse_checkpoint_name
-from trainer.leases import read_leases
-from trainer.objects import ObjectTier
-from trainer.sources import Locate, SourcePlace, read_checkpoint
-from trainer.stored import (
+from trainer.storage.leases import read_leases
+from trainer.storage.objects import ObjectTier
+from trainer.storage.sources import Locate, SourcePlace, read_checkpoint
+from trainer.storage.stored import (
     CheckpointRejected,
     CheckpointUnreadable,
     Condition,
@@ -25,7 +25,7 @@ from trainer.stored import (
     read_manifest_bytes,
     writer_rank,
 )
-from trainer.tiers import LocalTier
+from trainer.storage.tiers import LocalTier
 
 WORLD, NODE_SIZE = 2, 1  # two nodes, a rank on each; the checkpoint has a file of each
 

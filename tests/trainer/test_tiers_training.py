@@ -23,7 +23,7 @@ from trainer.contract import (
     parse,
 )
 from trainer.history import read_history
-from trainer.stored import find_checkpoints
+from trainer.storage.stored import find_checkpoints
 
 pytestmark = pytest.mark.torch
 

@@ -35,4 +35,4 @@ def test_a_finished_training_says_how_its_last_checkpoint_is_copied_by_hand(
         checkpointer.step()
     said = caplog.records[-1].getMessage()
     assert "next attempt" not in said
-    assert f"python -m trainer.objects put {tmp_path}/gpt/checkpoints/step-... nope://x/gpt" in said
+    assert f"python -m trainer.storage.objects put {tmp_path}/gpt/checkpoints/step-... nope://x/gpt" in said

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint import Checkpointer
+from trainer.contents.randomness import seed_rng
 from trainer.loaders import GlobalBatches
-from trainer.randomness import seed_rng
 
 WIDTH = 12
 SAMPLES = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(3))

@@ -12,7 +12,7 @@ import xxhash
 from tests.trainer.pickles import Place, chunk, metadata, tensor
 from trainer.contract import MANIFEST_NAME, VERIFIED_NAME, Manifest, ManifestFile, RunPaths, write_json
 from trainer.contract import VerificationRecord as Record
-from trainer.manifest import parse_manifest, seal_manifest
+from trainer.format.manifest import parse_manifest, seal_manifest
 
 SHARD_BYTES = 9000
 SHARDS = ("__0_0.distcp", "__1_0.distcp")

@@ -26,7 +26,7 @@ from supervisor.rundir_child import inspect_checkpoint
 from tests.trainer.hostile import exploits
 from tests.verify.folders import SHARDS, described, flip, publish, reseal
 from trainer.contract import MANIFEST_NAME
-from trainer.manifest import seal_manifest
+from trainer.format.manifest import seal_manifest
 
 
 def verify(folder: Path, **options: Any) -> Readback:

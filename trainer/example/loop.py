@@ -24,6 +24,7 @@ from trainer.checkpoint import (
     DataNotElastic,
     LossDiverged,
 )
+from trainer.contents.randomness import seed_rng
 from trainer.contract import (
     EXIT_CHECKPOINT_REJECTED,
     EXIT_DIVERGED,
@@ -39,9 +40,8 @@ from trainer.example.model import Gpt, Shape
 from trainer.example.options import Options
 from trainer.history import StepLog, loss_path, samples_path
 from trainer.loaders import GlobalBatches
-from trainer.place import Place
 from trainer.progress import ProgressWriter
-from trainer.randomness import seed_rng
+from trainer.session.place import Place
 from trainer.signals import SaveRequests
 
 log = logging.getLogger("trainer.example")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer import contract
-from trainer.place import Place, read_place
+from trainer.session.place import Place, read_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from trainer.saving.image import Slot
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
 from trainer.saving.protect import Chunk, Protector, Region, copy_behind
-from trainer.stored import Condition, check_file
+from trainer.storage.stored import Condition, check_file
 
 METADATA_NAME = ".metadata"
 _VISIBLE_WITHIN_S = 10.0  # NFS clients cache "no such folder" for a few seconds

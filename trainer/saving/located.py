@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.contract import ManifestFile
-from trainer.metadata import METADATA_NAME, Entry, Metadata, MetadataRefused, read_metadata
+from trainer.format.metadata import METADATA_NAME, Entry, Metadata, MetadataRefused, read_metadata
 from trainer.saving.copies import OWN, Copy, Failure
 from trainer.saving.filereads import Damaged, OpenFile, open_file
 from trainer.saving.itemhead import HEAD_BYTES, parse_head
 from trainer.saving.zipimage import NotBytes, parse_bytes
-from trainer.stored import checksum_bytes, retry_stale
+from trainer.storage.stored import checksum_bytes, retry_stale
 
 Locate = Callable[[ManifestFile], Path]
 

@@ -1,7 +1,8 @@
 """A rank's part of each checkpoint on its node's own disk, written before the shared file system's.
 
-It is a copy and never counts as a checkpoint (trainer.tiers). So nothing here fails a save: a disk that is full or
-broken is told once, one that hangs is waited for in bounds, and the shared file system gets its part all the same.
+It is a copy and never counts as a checkpoint (trainer.storage.tiers). So nothing here fails a save: a disk that is
+full or broken is told once, one that hangs is waited for in bounds, and the shared file system gets its part all the
+same.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from trainer.contract import ManifestFile
 from trainer.saving.disk import Cancelled, write_image, write_small
 from trainer.saving.image import Slot
 from trainer.saving.memory import StagingMemory
-from trainer.stored import METADATA_NAME
-from trainer.tiers import LocalTier
+from trainer.storage.stored import METADATA_NAME
+from trainer.storage.tiers import LocalTier
 
 log = logging.getLogger("trainer.saving.nearby")
 

@@ -3,7 +3,7 @@
 In this order, so that a power cut at any moment leaves either nothing of a save or a part that nobody takes for whole:
 files durable, names durable, manifest, record of the reading back, hint, pruning. A newer start of the attempt may have
 taken over at any moment, and saves the same steps under the same names. Nothing of it is touched: before each change
-the claim is looked at (trainer.claims), and whether the folder is the very one that was made here.
+the claim is looked at (trainer.session.claims), and whether the folder is the very one that was made here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.claims import Claim, ClaimLost, check_claim
 from trainer.contract import MANIFEST_NAME, Manifest, ManifestFile, checkpoint_name, fsync_dir, write_bytes
-from trainer.manifest import seal_manifest
-from trainer.stored import (
+from trainer.format.manifest import seal_manifest
+from trainer.session.claims import Claim, ClaimLost, check_claim
+from trainer.storage.stored import (
     CheckpointRejected,
     find_checkpoints,
     publish_verification,
@@ -29,7 +29,7 @@ from trainer.stored import (
     read_manifest_bytes,
     remove_checkpoint,
 )
-from trainer.tiers import prune
+from trainer.storage.tiers import prune
 
 log = logging.getLogger("trainer.saving.publish")
 

@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from trainer.contract import Manifest
-from trainer.coverage import NotCovered, check_coverage
-from trainer.metadata import METADATA_NAME, Entry, Metadata
+from trainer.format.coverage import NotCovered, check_coverage
+from trainer.format.metadata import METADATA_NAME, Entry, Metadata
 from trainer.saving.copies import OWN, Failure, Sight, assign
 from trainer.saving.filereads import Scratch
 from trainer.saving.located import CopyFailed, Locate, Located
 from trainer.saving.quiet import no_collections
 from trainer.saving.targets import Boxes, Mismatch, find_boxes
-from trainer.stored import CheckpointRejected, CheckpointUnreadable
+from trainer.storage.stored import CheckpointRejected, CheckpointUnreadable
 
 State = Mapping[str, Any]
 Template = State | Callable[[dict[str, bytes]], State]

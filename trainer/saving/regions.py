@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from trainer.metadata import Chunk, Entry
+from trainer.format.metadata import Chunk, Entry
 from trainer.saving.itemhead import Head, NotAnItem
 from trainer.saving.pickles import MAX_PERMUTED_DIMENSIONS, dense_stride, pickle_tensor
 

@@ -23,7 +23,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from trainer.claims import Claim
 from trainer.contract import checkpoint_name
 from trainer.saving.image import Image
 from trainer.saving.link import LinkLost, Message
@@ -43,6 +42,7 @@ from trainer.saving.staging import (
     touch_pages,
     use_huge_pages,
 )
+from trainer.session.claims import Claim
 
 log = logging.getLogger("trainer.saving.saver")
 
@@ -96,7 +96,7 @@ class Saver:
     `gather` (all_gather_object, say) is called once, here. `node_size`: ranks on a node, so that another node reads
     back where there is one. `staging`: "protect" raises RuntimeError where write protection does not work, "auto"
     copies there. `keep_last`: prune older checkpoints; None where a service does. `claim`: nothing is published without
-    it (trainer.claims); None where nobody else can be there. `nice`: of what writes.
+    it (trainer.session.claims); None where nobody else can be there. `nice`: of what writes.
     """
 
     def __init__(

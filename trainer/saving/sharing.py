@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainer.coverage import NotCovered, check_tiling
-from trainer.metadata import Chunk, Tensor
+from trainer.format.coverage import NotCovered, check_tiling
+from trainer.format.metadata import Chunk, Tensor
 from trainer.saving.pickles import dense_stride
 from trainer.saving.structure import Held, Part
 

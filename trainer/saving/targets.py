@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from trainer.metadata import Chunk, Entries, Metadata, Tensor
+from trainer.format.metadata import Chunk, Entries, Metadata, Tensor
 from trainer.saving.regions import Box, Target, intersect
 from trainer.saving.structure import flatten, join_paths, local_tensor, name_oddity
 

@@ -24,7 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.claims import Claim, ClaimLost
 from trainer.saving.coordinator import Action, Coordinator, Describe, Discard, Open, Publish, Tell, Vouch
 from trainer.saving.door import Door
 from trainer.saving.guard import Guard
@@ -35,6 +34,7 @@ from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
 from trainer.saving.protect import Protector, Range, Region, split
 from trainer.saving.publish import Destination, Folder, describe, discard, open_folder, publish, vouch
+from trainer.session.claims import Claim, ClaimLost
 
 FINISH_LIMIT_S = 120.0  # for the save in flight when the rank is gone
 _CONNECT_LIMIT_S = 5.0

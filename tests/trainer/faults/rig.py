@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.trainer.ranks import _CONTEXT as CONTEXT
 from trainer.contract import RunPaths
-from trainer.stored import Condition, Found, check_file, find_checkpoints, read_manifest
+from trainer.storage.stored import Condition, Found, check_file, find_checkpoints, read_manifest
 
 WITHIN_S = 60.0
 WORLD = 2

@@ -11,7 +11,7 @@ import torch
 from trainer.contract import Manifest
 from trainer.saving.planning import SavePlan
 from trainer.saving.zipimage import fill_checksums
-from trainer.stored import describe_file
+from trainer.storage.stored import describe_file
 
 
 def fill_image(plan: SavePlan, sources: Sequence[torch.Tensor | bytes]) -> bytes:

@@ -16,7 +16,7 @@ from trainer.saving.image import Image
 from trainer.saving.job import Job, Prepared
 from trainer.saving.memory import StagingMemory
 from trainer.saving.zipimage import Piece, lay_out
-from trainer.stored import checksum_file
+from trainer.storage.stored import checksum_file
 
 SIZES = (disk.SEGMENT_BYTES * 2 + 17, 100, 70_000, disk.SEGMENT_BYTES)
 

@@ -17,7 +17,7 @@ from trainer.saving.coordinator import Action, Coordinator, Describe, Publish, T
 from trainer.saving.disk import write_image
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
-from trainer.stored import read_manifest, verify_checkpoint
+from trainer.storage.stored import read_manifest, verify_checkpoint
 
 pytestmark = pytest.mark.torch
 

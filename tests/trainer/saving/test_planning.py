@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from tests.trainer.saving import scenes
 from tests.trainer.saving.files import write_files
 from tests.trainer.saving.groups import run_ranks
-from trainer.metadata import read_metadata
+from trainer.format.metadata import read_metadata
 from trainer.saving.planning import PlanChanged, UnsupportedState, plan_state
 
 pytestmark = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from trainer.claims import ClaimLost
 from trainer.contract import MANIFEST_NAME, VERIFIED_NAME
 from trainer.saving.disk import write_small
 from trainer.saving.publish import Destination, Folder, describe, discard, open_folder, publish, vouch
-from trainer.stored import find_checkpoints, remove_checkpoint, verify_checkpoint
+from trainer.session.claims import ClaimLost
+from trainer.storage.stored import find_checkpoints, remove_checkpoint, verify_checkpoint
 
 REQUEST: dict[str, Any] = {"step": 2, "samples": 8, "tokens": None, "is_elastic": True, "libraries": {}}
 

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainer.contract import ManifestFile
-from trainer.metadata import Chunk, Entry
+from trainer.format.metadata import Chunk, Entry
 from trainer.saving import filereads, regions
 from trainer.saving.filereads import Scratch, open_file
 from trainer.saving.pickles import dense_stride, pickle_tensor
 from trainer.saving.regions import Box, Target, intersect
 from trainer.saving.zipimage import Piece, fill_checksums, lay_out
-from trainer.stored import checksum_bytes
+from trainer.storage.stored import checksum_bytes
 
 pytestmark = pytest.mark.torch
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from tests.trainer.saving.files import describe_folder, write_files
 from tests.trainer.saving.groups import run_ranks
 from trainer.contract import Manifest, ManifestFile
-from trainer.metadata import read_metadata
+from trainer.format.metadata import read_metadata
 from trainer.saving.planning import plan_state
 from trainer.saving.reading import load_state
-from trainer.stored import CheckpointRejected, CheckpointUnreadable
+from trainer.storage.stored import CheckpointRejected, CheckpointUnreadable
 
 pytestmark = pytest.mark.torch
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.trainer.saving.waiting import await_that
 from trainer.contract import MANIFEST_NAME
-from trainer.manifest import parse_manifest
-from trainer.stored import find_checkpoints, verify_checkpoint
+from trainer.format.manifest import parse_manifest
+from trainer.storage.stored import find_checkpoints, verify_checkpoint
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.trainer.saving.waiting import DEADLINE_S, await_that
-from trainer.stored import find_checkpoints, verify_checkpoint
+from trainer.storage.stored import find_checkpoints, verify_checkpoint
 
 if TYPE_CHECKING:
     from tests.trainer.saving.crew import Crew

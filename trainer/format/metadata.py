@@ -1,7 +1,7 @@
 """What the `.metadata` of a distributed checkpoint says: which tensors there are, and where each part of them lies.
 
-The file is a pickle. It is read by `trainer.pickled`: only the names of this table may occur in it, nothing of it is
-run, and torch is never imported. Whoever may write to a folder of checkpoints may have written this file.
+The file is a pickle. It is read by `trainer.format.pickled`: only the names of this table may occur in it, nothing of
+it is run, and torch is never imported. Whoever may write to a folder of checkpoints may have written this file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.entries import Chunk, Entries, Entry
-from trainer.pickled import MAX_OPCODES, Names, PickleRefused, PickleTooLong, Record, Table, read_pickle
-from trainer.series import MAX_DIMENSIONS, make_readers
+from trainer.format.entries import Chunk, Entries, Entry
+from trainer.format.pickled import MAX_OPCODES, Names, PickleRefused, PickleTooLong, Record, Table, read_pickle
+from trainer.format.series import MAX_DIMENSIONS, make_readers
 
 __all__ = [
     "ITEM_BYTES",

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.agreement import Agreement
 from trainer.contract import Manifest, RunPaths
-from trainer.place import Place
-from trainer.recovery import recover_own
 from trainer.saving.reading import load_state
-from trainer.sources import Locate, SourcePlace, read_checkpoint
+from trainer.session.agreement import Agreement
+from trainer.session.place import Place
 from trainer.state import Loaded, StateMismatch, TrainState
-from trainer.stored import CheckpointRejected, choose_resume, find_checkpoints, publish_verification
+from trainer.storage.recovery import recover_own
+from trainer.storage.sources import Locate, SourcePlace, read_checkpoint
+from trainer.storage.stored import CheckpointRejected, choose_resume, find_checkpoints, publish_verification
 
 log = logging.getLogger("trainer.checkpoint")
 

@@ -1,4 +1,4 @@
-"""Checkpoints in object storage, by hand: `python -m trainer.objects list|put|get|check`.
+"""Checkpoints in object storage, by hand: `python -m trainer.storage.objects list|put|get|check`.
 
 get     fetches a checkpoint into a folder of checkpoints (`<run directory>/checkpoints`) and has it read back by
         another process; cut short, the same command goes on where it ended; files that are whole already stay
@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.bandwidth import ByteBudget
 from trainer.contract import MANIFEST_NAME, Manifest, write_bytes
-from trainer.objects import ObjectStorageFailed, ObjectTier
-from trainer.stored import (
+from trainer.storage.bandwidth import ByteBudget
+from trainer.storage.objects import ObjectStorageFailed, ObjectTier
+from trainer.storage.stored import (
     CheckpointRejected,
     CheckpointUnreadable,
     Condition,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m trainer.objects", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m trainer.storage.objects", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(required=True)
     listing = commands.add_parser("list", help="what a run has there")
     listing.add_argument("url", help="of the run: object_url/RUN")
@@ -97,7 +97,7 @@ def _get(options: argparse.Namespace) -> int:
     folder = Path(options.folder) / name
     fetch_checkpoint(tier, name, folder)
     # Its writer can't vouch for it: what the page cache still holds is not what is stored.
-    check = [sys.executable, "-m", "trainer.objects", "check", str(folder)]
+    check = [sys.executable, "-m", "trainer.storage.objects", "check", str(folder)]
     return subprocess.run(check, check=False).returncode
 
 

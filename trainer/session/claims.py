@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.contract import CONTRACT_VERSION, ContractError, RunPaths, parse, write_json
-from trainer.stored import next_attempt, retry_stale
+from trainer.storage.stored import next_attempt, retry_stale
 
 log = logging.getLogger("trainer.checkpoint")
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer import contract
-from trainer.claims import Claim
 from trainer.losswatch import LossPolicy
+from trainer.session.claims import Claim
 
-log = logging.getLogger("trainer.place")
+log = logging.getLogger("trainer.session.place")
 
 _VARIABLE = re.compile(r"\$(\w+|\{[^}]*\})")
 

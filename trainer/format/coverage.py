@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from trainer.entries import Chunk, Entries, group
-from trainer.metadata import ITEM_BYTES, Metadata, Tensor
+from trainer.format.entries import Chunk, Entries, group
+from trainer.format.metadata import ITEM_BYTES, Metadata, Tensor
 
 MAX_CORNERS = 64_000_000  # of all chunks together: bounds the time that a strange shape may take
 

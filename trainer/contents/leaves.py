@@ -22,8 +22,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.aliases import Aliases, place_of
-from trainer.moduletree import ModuleTree
+from trainer.contents.aliases import Aliases, place_of
+from trainer.contents.moduletree import ModuleTree
 
 
 class UnsupportedModel(TypeError):

@@ -27,8 +27,8 @@ from trainer.contract import (
     parse_checkpoint_name,
     write_bytes,
 )
-from trainer.sources import Gather, SourcePlace
-from trainer.stored import (
+from trainer.storage.sources import Gather, SourcePlace
+from trainer.storage.stored import (
     CheckpointRejected,
     Condition,
     check_file,
@@ -37,9 +37,9 @@ from trainer.stored import (
     publish_verification,
     share_files,
 )
-from trainer.tiers import LocalTier, copy_file
+from trainer.storage.tiers import LocalTier, copy_file
 
-log = logging.getLogger("trainer.recovery")
+log = logging.getLogger("trainer.storage.recovery")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

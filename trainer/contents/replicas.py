@@ -17,8 +17,8 @@ import torch
 import xxhash
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.leaves import ModelLeaves, OptimizerLeaves, UnsupportedModel, name_parameters
-from trainer.opaque import UnsavableObject, encode
+from trainer.contents.leaves import ModelLeaves, OptimizerLeaves, UnsupportedModel, name_parameters
+from trainer.contents.opaque import UnsavableObject, encode
 
 Key = tuple[str, str]  # (kind, name); the kinds are those of _REFUSALS
 Gather = Callable[[Any], list[Any]]

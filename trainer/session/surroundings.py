@@ -6,16 +6,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trainer.advice import AdviceReader
-from trainer.agreement import Agreement
-from trainer.claims import Claim, RunDirectoryInUse, claim_given, claim_next, why_taken
 from trainer.contract import RunPaths, parse_checkpoint_name
-from trainer.mover import MoverHandle, start_mover
-from trainer.place import Place
-from trainer.runname import settle_name
 from trainer.saving.saver import Saver, Staging
-from trainer.schedule import SaveSchedule
-from trainer.uploads import MoverPlace
+from trainer.session.advice import AdviceReader
+from trainer.session.agreement import Agreement
+from trainer.session.claims import Claim, RunDirectoryInUse, claim_given, claim_next, why_taken
+from trainer.session.place import Place
+from trainer.session.runname import settle_name
+from trainer.session.schedule import SaveSchedule
+from trainer.storage.mover import MoverHandle, start_mover
+from trainer.storage.uploads import MoverPlace
 
 DEFAULT_EVERY_S = 600.0  # without a service
 
@@ -119,5 +119,5 @@ def say_uncopied(place: Place) -> str:
     folder = RunPaths(place.run_dir).checkpoints() if place.run_dir is not None else Path()
     return (
         "the newest checkpoint is not in object storage, and the training is over. Unless it goes on, copy it: "
-        f"python -m trainer.objects put {folder}/step-... {place.object_url.rstrip('/')}/{place.run}"
+        f"python -m trainer.storage.objects put {folder}/step-... {place.object_url.rstrip('/')}/{place.run}"
     )

@@ -2,8 +2,8 @@
 
 The shared file system alone is durable: it is the run directory, and all that the service sees. What lies on a node's
 disk is a copy that makes restarts faster: it goes with its node, so it never counts as a checkpoint, and nothing is
-removed elsewhere for its sake. What is in object storage (trainer.objects) is a copy for the day when the shared file
-system is lost; it is made of verified checkpoints only.
+removed elsewhere for its sake. What is in object storage (trainer.storage.objects) is a copy for the day when the
+shared file system is lost; it is made of verified checkpoints only.
 
 Retention counts verified checkpoints only, keeps at least two of them, and stands back while somebody reads.
 """
@@ -29,9 +29,9 @@ from trainer.contract import (
     parse_checkpoint_name,
     write_bytes,
 )
-from trainer.leases import LeaseUnreadable, read_leases
-from trainer.manifest import parse_manifest as parse_manifest_bytes
-from trainer.stored import (
+from trainer.format.manifest import parse_manifest as parse_manifest_bytes
+from trainer.storage.leases import LeaseUnreadable, read_leases
+from trainer.storage.stored import (
     CHUNK_BYTES,
     CheckpointRejected,
     CheckpointUnreadable,
@@ -86,7 +86,7 @@ __all__ = [
     "verify_checkpoint",
 ]
 
-log = logging.getLogger("trainer.tiers")
+log = logging.getLogger("trainer.storage.tiers")
 
 KEEP_AT_LEAST = 2
 KEEP_LOCAL = 2

@@ -4,7 +4,7 @@ Node 0 leads: it looks for the newest verified checkpoint that is not there yet 
 is a lease: nothing is pruned under it. Every node copies the files of its own ranks, from its own disk where they are,
 and says so in its UploadReport; when all have, node 0 puts the manifest there and writes OBJECT.json. Whoever starts
 anew goes on from these files. Storage that is away costs one warning; only the newest checkpoint waits for it.
-trainer.mover runs it beside the training.
+trainer.storage.mover runs it beside the training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.bandwidth import ByteBudget
 from trainer.contract import (
     MANIFEST_NAME,
     OBJECT_NAME,
@@ -33,9 +32,10 @@ from trainer.contract import (
     parse_checkpoint_name,
     write_json,
 )
-from trainer.leases import hold_lease
-from trainer.objects import ObjectStorageFailed, ObjectTier
-from trainer.stored import (
+from trainer.storage.bandwidth import ByteBudget
+from trainer.storage.leases import hold_lease
+from trainer.storage.objects import ObjectStorageFailed, ObjectTier
+from trainer.storage.stored import (
     CheckpointRejected,
     Found,
     checksum_bytes,
@@ -45,9 +45,9 @@ from trainer.stored import (
     share_files,
     writer_rank,
 )
-from trainer.tiers import KEEP_AT_LEAST, LocalTier
+from trainer.storage.tiers import KEEP_AT_LEAST, LocalTier
 
-log = logging.getLogger("trainer.uploads")
+log = logging.getLogger("trainer.storage.uploads")
 
 POLL_S = 5.0
 FIRST_WAIT_S = 1.0

@@ -24,7 +24,6 @@ from typing import TypeVar
 
 import xxhash
 
-from trainer import manifest as manifests
 from trainer.contract import (
     MANIFEST_NAME,
     VERIFIED_NAME,
@@ -37,6 +36,7 @@ from trainer.contract import (
     parse_checkpoint_name,
     write_json,
 )
+from trainer.format import manifest as manifests
 
 CHUNK_BYTES = 4 * 1024 * 1024
 METADATA_NAME = ".metadata"  # of torch.distributed.checkpoint

@@ -6,7 +6,7 @@ reading back where it can't; what comes back is compared with the manifest. Any 
 the storage is and who may use it is told in its own way: for S3 by AWS_ENDPOINT_URL, AWS_PROFILE and the rest of AWS's
 variables and files, for all by fsspec's FSSPEC_* variables. Neither is ever written down here.
 
-By hand: `python -m trainer.objects list|put|get|check`, see trainer.objectcli.
+By hand: `python -m trainer.storage.objects list|put|get|check`, see trainer.storage.objectcli.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 import xxhash
 
-from trainer.bandwidth import ByteBudget
 from trainer.contract import MANIFEST_NAME, ManifestFile, fsync_dir, parse_checkpoint_name
-from trainer.stored import CheckpointRejected
+from trainer.storage.bandwidth import ByteBudget
+from trainer.storage.stored import CheckpointRejected
 
 CHUNK_BYTES = 4 * 1024 * 1024
 PART_BYTES = 8 * 1024 * 1024  # S3 takes parts from 5 MiB on, and at most 10,000 of them
@@ -34,7 +34,7 @@ _S3_OPTIONS: dict[str, Any] = {
     "config_kwargs": {
         "connect_timeout": 10,
         "read_timeout": 60,
-        "retries": {"total_max_attempts": 1},  # s3fs tries a few times itself, and trainer.uploads again later
+        "retries": {"total_max_attempts": 1},  # s3fs tries a few times itself, and trainer.storage.uploads again later
         # Not every server that speaks S3 knows the newer checksums, and some send the whole object's with a part of
         # it; all that is copied is compared here anyhow.
         "request_checksum_calculation": "when_required",
@@ -373,6 +373,6 @@ class _Sums:
 
 
 if __name__ == "__main__":
-    from trainer.objectcli import main
+    from trainer.storage.objectcli import main
 
     raise SystemExit(main())

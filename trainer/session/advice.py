@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainer.contract import Advice, ContractError, parse
 
-log = logging.getLogger("trainer.advice")
+log = logging.getLogger("trainer.session.advice")
 
 LOOK_EVERY_S = 2.0
 

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.contract import ENV_RESUME_FROM, ENV_RUN, Manifest, ManifestFile, RunPaths
-from trainer.leases import hold_lease
-from trainer.objects import ObjectStorageFailed, ObjectTier
-from trainer.stored import (
+from trainer.storage.leases import hold_lease
+from trainer.storage.objects import ObjectStorageFailed, ObjectTier
+from trainer.storage.stored import (
     CheckpointRejected,
     CheckpointUnreadable,
     parse_manifest,
     read_manifest_bytes,
     share_files,
 )
-from trainer.tiers import LocalTier
+from trainer.storage.tiers import LocalTier
 
-log = logging.getLogger("trainer.sources")
+log = logging.getLogger("trainer.storage.sources")
 
 T = TypeVar("T")
 Locate = Callable[[ManifestFile], Path]

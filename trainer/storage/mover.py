@@ -1,7 +1,7 @@
 """The process that copies checkpoints to object storage, one on each node beside the training, and its handle.
 
 It follows the training and nothing in the training waits for it: it ends with its parent, is ended by `close`, and
-heeds no signal that is meant for the training. What it does is in trainer.uploads.
+heeds no signal that is meant for the training. What it does is in trainer.storage.uploads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from trainer.children import python_command
-from trainer.uploads import Mover, MoverPlace
+from trainer.storage.uploads import Mover, MoverPlace
 
-log = logging.getLogger("trainer.mover")
+log = logging.getLogger("trainer.storage.mover")
 
 KILL_AFTER_S = 2.0
 DRAIN_TRIES = 5  # failed ones in a row after which the last checkpoint is left to the next attempt
@@ -36,7 +36,7 @@ class MoverHandle:
 
     def __init__(self, place: MoverPlace) -> None:
         self._process = subprocess.Popen(
-            python_command("trainer.mover", json.dumps(asdict(place))),
+            python_command("trainer.storage.mover", json.dumps(asdict(place))),
             stdin=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

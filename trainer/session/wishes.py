@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from trainer.advice import AdviceReader
-from trainer.schedule import SaveSchedule
+from trainer.session.advice import AdviceReader
+from trainer.session.schedule import SaveSchedule
 from trainer.signals import SaveRequests
 
 log = logging.getLogger("trainer.checkpoint")

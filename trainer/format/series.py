@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from trainer.entries import Chunk, Entries
-from trainer.pickled import SKIPPED, Global, SeriesReader, Table
+from trainer.format.entries import Chunk, Entries
+from trainer.format.pickled import SKIPPED, Global, SeriesReader, Table
 
 MAX_DIMENSIONS = 64
 _DCP = "torch.distributed.checkpoint."

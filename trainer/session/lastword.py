@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.contract import Divergence, Outcome, RunPaths, write_json
 from trainer.losswatch import Finding
-from trainer.place import Place
+from trainer.session.place import Place
 
 log = logging.getLogger("trainer.checkpoint")
 

@@ -1,8 +1,8 @@
 """One save after another: planned once, begun by all ranks in the same step, planned anew when the state changed.
 
 A save is begun without asking the other ranks whether they are ready, and held: written, and not published. They all
-say so in that step's word (trainer.agreement). Once it is heard, rank 0 lets the save be published, or it has failed:
-for a rank whose state is not the planned one, or a loss that went wrong in this very step.
+say so in that step's word (trainer.session.agreement). Once it is heard, rank 0 lets the save be published, or it has
+failed: for a rank whose state is not the planned one, or a loss that went wrong in this very step.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from trainer.agreement import Agreed, Agreement
-from trainer.opaque import UnsavableObject
-from trainer.outcomes import SaveOutcomes
-from trainer.replicas import Key, refuse_differing
+from trainer.contents.opaque import UnsavableObject
+from trainer.contents.replicas import Key, refuse_differing
 from trainer.saving.planning import PlanChanged, SavePlan, plan_state
 from trainer.saving.saver import Saver, SaveResult
+from trainer.session.agreement import Agreed, Agreement
+from trainer.session.outcomes import SaveOutcomes
 from trainer.state import TrainState
 
 log = logging.getLogger("trainer.checkpoint")

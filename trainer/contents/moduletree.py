@@ -1,7 +1,7 @@
 """The modules of a model with the names of what they hold, and the check that these are still what torch would save.
 
 `state_dict` walks all modules and makes new tensors. This is compared in its place before each save, and covers what
-its answer depends on, but for the memory of the tensors (trainer.aliases).
+its answer depends on, but for the memory of the tensors (trainer.contents.aliases).
 """
 
 from __future__ import annotations
