@@ -89,7 +89,7 @@ def run_trials(library: Library, folder: Path, seed: int, count: int, processes:
     parts = [range(at, min(at + PART, total)) for at in range(0, total, PART)]
     shares = [_Share(library=library, folder=folder, seed=seed, count=count, numbers=part) for part in parts]
     trials: list[Trial] = []
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("forkserver")) as pool:
         for done in pool.map(_run_share, shares, timeout=LIMIT_S):
             trials += done
             if len(trials) % (10 * PART) < PART:

@@ -123,11 +123,17 @@ def find_brought_back(
     whole = {(v.step, v.attempt): v for v in views if v.is_complete and not v.is_rejected_by_nodes}
     why = "whole on disk when a person released the run"
     return [
-        (_again(c, whole[c.key], now), why)
+        (_as_seen(_again(c, whole[c.key], now), whole[c.key], now), why)
         for c in known
         if c.state is CheckpointState.CORRUPT and not c.load_failures  # such a one is whole, and of no use
         if c.key in whole and c.first_seen_at <= released_at
     ]
+
+
+def _as_seen(checkpoint: Checkpoint, view: CheckpointView, now: datetime) -> Checkpoint:
+    """With what this very look says of it: the same look must teach nothing more."""
+    learnt = _seen_again(checkpoint, view, now)
+    return learnt[-1][0] if learnt else checkpoint
 
 
 def _again(checkpoint: Checkpoint, view: CheckpointView, now: datetime) -> Checkpoint:

@@ -32,6 +32,7 @@ from trainer.storage.stored import (
 
 EXIT_BAD = 1  # a checkpoint is not what its manifest says, or there is no such folder
 EXIT_UNAVAILABLE = 75  # nothing is known: try again later
+CHECK_LIMIT_S = 24 * 3600.0  # even many terabytes are read by then: a file system hangs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +99,11 @@ def _get(options: argparse.Namespace) -> int:
     fetch_checkpoint(tier, name, folder)
     # Its writer can't vouch for it: what the page cache still holds is not what is stored.
     check = [sys.executable, "-m", "trainer.storage.objects", "check", str(folder)]
-    return subprocess.run(check, check=False).returncode
+    try:
+        return subprocess.run(check, check=False, timeout=CHECK_LIMIT_S).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{folder} could not be read back within {CHECK_LIMIT_S / 3600:g} h", file=sys.stderr)
+        return EXIT_UNAVAILABLE
 
 
 def fetch_checkpoint(tier: ObjectTier, name: str, folder: Path) -> Manifest:
