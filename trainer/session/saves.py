@@ -14,6 +14,7 @@ from typing import Any
 from trainer.contents.opaque import UnsavableObject
 from trainer.contents.replicas import Key, refuse_differing
 from trainer.saving.planning import PlanChanged, SavePlan, plan_state
+from trainer.saving.quiet import no_collections
 from trainer.saving.saver import Saver, SaveResult
 from trainer.session.agreement import Agreed, Agreement
 from trainer.session.outcomes import SaveOutcomes
@@ -123,9 +124,12 @@ class Saves:
         """
         refusal = self._plan_anew() if self._plan is None or self._must_plan else None
         self.wait()
+        with no_collections():  # training stands still
+            self._begin(refusal, say)
+
+    def _begin(self, refusal: Exception | None, say: Callable[[Exception | None], None]) -> None:
         sources, problem = self._sources()
         problem = refusal or problem  # that the state is not the planned one would only be told to be planned again
-        say(problem)
         state = self._state
         self._held_step = state.step
         self._is_busy_anywhere = self._is_in_flight = True
@@ -139,6 +143,7 @@ class Saves:
             is_elastic=state.is_elastic,
             is_held=True,
         )
+        say(problem)  # once the writers have protected the memory: the all-reduce would take their cores
 
     def _plan_anew(self) -> Exception | None:
         """Why the state can't be planned, on every rank; raised where there is no plan to go on with."""
