@@ -6,18 +6,14 @@ thread would only carry the bytes from one core's cache to the other's.
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 PORTION_BYTES = 512 * 1024
 READERS = 2  # that a person's command uses; the daemon's children use one
-STALE_RETRIES = 3
-STALE_WAIT_S = 0.2
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,18 +75,3 @@ def run_readers(work: Sequence[T], read: Callable[[T], R], readers: int) -> list
     if errors:
         raise errors[0]
     return [found[place] for place in range(len(work))]
-
-
-def retry_stale(look: Callable[[], T]) -> T:
-    """What `look` returns, asked again a few times while NFS answers ESTALE: the file is being replaced there.
-
-    `look` opens by name each time: a handle that is stale stays stale.
-    """
-    for _ in range(STALE_RETRIES):
-        try:
-            return look()
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            time.sleep(STALE_WAIT_S)
-    return look()

@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 
 from supervisor.jobfiles import NotAFile, read_bounded
-from supervisor.layouts.bulk import OnBytes, retry_stale
+from supervisor.layouts.bulk import OnBytes
 from supervisor.layouts.dcp import METADATA_NAME
 from supervisor.layouts.found import Candidate
 from supervisor.layouts.own import Identity, inspect_own, verify_checkpoint
@@ -33,6 +33,7 @@ from trainer.contract import (
     parse,
     parse_checkpoint_name,
 )
+from trainer.format.stale import retry_stale
 
 OWN = "supervisor"
 MAX_NAMES = 20_000

@@ -15,12 +15,13 @@ from pathlib import Path
 import xxhash
 
 from supervisor.jobfiles import NotAFile, open_folder, open_parent, open_regular, read_bounded
-from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, retry_stale, run_readers
+from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, run_readers
 from supervisor.layouts.metadata import METADATA_NAME, TooLarge, check_files, open_metadata
 from supervisor.layouts.tree import Broken, Unfinished
 from trainer import contract
 from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile, RunPaths
 from trainer.format.manifest import parse_manifest
+from trainer.format.stale import retry_stale
 
 MAX_PROBLEMS = 5  # that are named
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.layouts import torchzip
-from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, retry_stale, run_readers
+from supervisor.layouts.bulk import OnBytes, drop_cached_pages, read_portions, run_readers
 from supervisor.layouts.found import Candidate, Found, Piece
 from supervisor.layouts.registry import AUTO, LAYOUTS, choose
 from supervisor.layouts.survey import describe, inspect_candidate
 from supervisor.layouts.tree import Broken, Tree
 from supervisor.model import CheckpointView
+from trainer.format.stale import retry_stale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

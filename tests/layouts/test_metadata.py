@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.layouts import bulk
 from supervisor.layouts.given import Condition, Given, look_at
 from supervisor.layouts.readback import read_back
 from supervisor.layouts.survey import Survey
@@ -22,6 +21,7 @@ from tests.layouts.folders import cut, graft, look, payload_files, rewrite, view
 from tests.trainer.hostile import exploits
 from tests.trainer.pickles import Place, chunk, metadata, record, tensor
 from tests.verify.test_verify import collect
+from trainer.format import stale
 from trainer.format.metadata import Metadata, read_metadata
 
 FILE = "__0_0.distcp"
@@ -111,7 +111,7 @@ def test_a_stale_handle_is_opened_again_and_if_it_lasts_nothing_is_known(
             yield fd
 
     monkeypatch.setattr(Tree, "open", open_)
-    monkeypatch.setattr(bulk, "STALE_WAIT_S", 0.0)
+    monkeypatch.setattr(stale, "WAIT_S", 0.0)
     if is_whole:
         assert read_back(folder / "step-4", "dcp", stamp).is_whole
     else:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.folders import flip_byte, make_checkpoint
 from trainer.contract import MANIFEST_NAME, VERIFIED_NAME, ManifestFile, VerificationRecord, checkpoint_name, parse
+from trainer.format.stale import retry_stale
 from trainer.storage.tiers import (
     CheckpointRejected,
     CheckpointUnreadable,
@@ -29,7 +30,6 @@ from trainer.storage.tiers import (
     prune,
     publish_verification,
     remove_checkpoint,
-    retry_stale,
     share_files,
     verify_checkpoint,
 )

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from supervisor import jobfiles
-from supervisor.layouts import bulk
-from supervisor.layouts.bulk import read_portions, run_readers
+from supervisor.layouts.bulk import PORTION_BYTES, read_portions, run_readers
 from supervisor.layouts.own import Identity, Readback, inspect_own, verify_checkpoint
 from supervisor.layouts.tree import Broken, Unfinished
 from supervisor.rundir_child import inspect_checkpoint
 from tests.trainer.hostile import exploits
 from tests.verify.folders import SHARDS, described, flip, publish, reseal
 from trainer.contract import MANIFEST_NAME
+from trainer.format import stale
 from trainer.format.manifest import seal_manifest
 
 
@@ -137,7 +137,7 @@ def test_a_stale_handle_is_opened_again_and_if_it_lasts_nothing_is_known(
 ) -> None:
     """CK-13."""
     folder = publish(tmp_path / "gpt")
-    monkeypatch.setattr(bulk, "STALE_WAIT_S", 0.0)
+    monkeypatch.setattr(stale, "WAIT_S", 0.0)
     monkeypatch.setattr("supervisor.layouts.own.open_regular", failing(errno.ESTALE, times, SHARDS[1]))
     assert verify(folder).ok is ok
 
@@ -175,10 +175,10 @@ def test_a_manifest_that_is_not_there_is_an_unfinished_save_for_who_looks(tmp_pa
 
 
 def test_portions_are_the_bytes_in_order_and_end_with_the_file(tmp_path: Path) -> None:
-    data = os.urandom(3 * bulk.PORTION_BYTES + 17)
+    data = os.urandom(3 * PORTION_BYTES + 17)
     (tmp_path / "x").write_bytes(data)
     with (tmp_path / "x").open("rb") as file:
-        for offset, length in ((0, None), (5, 100), (bulk.PORTION_BYTES, bulk.PORTION_BYTES * 2), (len(data) - 3, 99)):
+        for offset, length in ((0, None), (5, 100), (PORTION_BYTES, PORTION_BYTES * 2), (len(data) - 3, 99)):
             got = bytearray()
             count = read_portions(file.fileno(), offset, length, got.extend)
             assert bytes(got) == data[offset : None if length is None else offset + length]

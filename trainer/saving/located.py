@@ -11,11 +11,12 @@ from typing import TypeVar
 
 from trainer.contract import ManifestFile
 from trainer.format.metadata import METADATA_NAME, Entry, Metadata, MetadataRefused, read_metadata
+from trainer.format.stale import retry_stale
 from trainer.saving.copies import OWN, Copy, Failure
 from trainer.saving.filereads import Damaged, OpenFile, open_file
 from trainer.saving.itemhead import HEAD_BYTES, parse_head
 from trainer.saving.zipimage import NotBytes, parse_bytes
-from trainer.storage.stored import checksum_bytes, retry_stale
+from trainer.storage.stored import checksum_bytes
 
 Locate = Callable[[ManifestFile], Path]
 

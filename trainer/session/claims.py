@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.contract import CONTRACT_VERSION, ContractError, RunPaths, parse, write_json
-from trainer.storage.stored import next_attempt, retry_stale
+from trainer.format.stale import retry_stale
+from trainer.storage.stored import next_attempt
 
 log = logging.getLogger("trainer.checkpoint")
 

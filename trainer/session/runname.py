@@ -10,8 +10,8 @@ import logging
 from dataclasses import dataclass
 
 from trainer.contract import CONTRACT_VERSION, ContractError, RunPaths, parse, write_json
+from trainer.format.stale import retry_stale
 from trainer.session.place import Place
-from trainer.storage.stored import retry_stale
 
 log = logging.getLogger("trainer.checkpoint")
 

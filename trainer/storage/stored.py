@@ -15,8 +15,7 @@ import io
 import os
 import shutil
 import stat
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,11 +36,10 @@ from trainer.contract import (
     write_json,
 )
 from trainer.format import manifest as manifests
+from trainer.format.stale import retry_stale
 
 CHUNK_BYTES = 4 * 1024 * 1024
 METADATA_NAME = ".metadata"  # of torch.distributed.checkpoint
-STALE_RETRIES = 3
-STALE_WAIT_S = 0.2
 
 T = TypeVar("T")
 
@@ -165,18 +163,6 @@ def _compare(root: Path, expected: ManifestFile, *, from_storage: bool) -> FileV
 
 def _verdict(expected: ManifestFile, condition: Condition, reason: str) -> FileVerdict:
     return FileVerdict(path=expected.path, condition=condition, reason=reason)
-
-
-def retry_stale(look: Callable[[], T], *, wait_s: float = STALE_WAIT_S) -> T:
-    """What `look` returns, asked again a few times while NFS answers ESTALE (the file is being replaced there)."""
-    for _ in range(STALE_RETRIES):
-        try:
-            return look()
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-            time.sleep(wait_s)
-    return look()
 
 
 # ---------------------------------------------------------------- manifests

@@ -51,7 +51,6 @@ from trainer.storage.stored import (
     read_manifest,
     read_manifest_bytes,
     remove_checkpoint,
-    retry_stale,
     share_files,
     verify_checkpoint,
 )
@@ -81,7 +80,6 @@ __all__ = [
     "read_manifest",
     "read_manifest_bytes",
     "remove_checkpoint",
-    "retry_stale",
     "share_files",
     "verify_checkpoint",
 ]
