@@ -23,7 +23,7 @@ from slurm.sandbox import SandboxUnavailable
 from supervisor.model import Attempt
 from trainer.contract import RunPaths
 from trainer.history import loss_path, read_step_log
-from trainer.storage.tiers import find_checkpoints
+from trainer.storage.stored import find_checkpoints
 
 SAVE_EVERY_S = 4.0
 TRAINING = ("-m", "trainer.example.train", "--steps", "100000", "--seed", "7", "--step-sleep", "0.2")

@@ -433,6 +433,16 @@ class Checkpoint:
         """(step, attempt): unique within a run, ordered by step."""
         return (self.step, self.attempt)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whole, and neither refused, suspect, fenced nor removed."""
+        return self.state in (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
+
+    @property
+    def is_kept(self) -> bool:
+        """Verified; or whole, of a layout (it has a stamp) that may have nothing better to offer."""
+        return self.state is CheckpointState.VERIFIED or (bool(self.stamp) and self.is_usable)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:

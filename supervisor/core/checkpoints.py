@@ -48,7 +48,7 @@ def fold_view(
     learnt += [
         (replace(c, state=CheckpointState.CORRUPT, detail="gone from disk"), "gone from disk")
         for key, c in known.items()
-        if key not in seen and c.state in (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
+        if key not in seen and c.is_usable
     ]
     return learnt
 
@@ -94,7 +94,7 @@ def _rejected(checkpoint: Checkpoint, view: CheckpointView) -> tuple[Checkpoint,
 
 
 def _seen_again(before: Checkpoint, view: CheckpointView, now: datetime) -> list[tuple[Checkpoint, str]]:
-    if before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
+    if not before.is_usable:
         return []
     if not view.is_complete:
         why = view.detail or "not all of its files are there any more"
@@ -152,7 +152,7 @@ def _again(checkpoint: Checkpoint, view: CheckpointView, now: datetime) -> Check
 
 def fold_verification(before: Checkpoint, result: Verification) -> tuple[Checkpoint, str] | None:
     """What reading a checkpoint back teaches; None when it could not be read (unknown)."""
-    if result.ok is None or before.state not in (CheckpointState.COMPLETE, CheckpointState.VERIFIED):
+    if result.ok is None or not before.is_usable:
         return None
     if result.ok and not result.is_covered:  # all of it could be read, and not all of it carries checksums
         return replace(before, verified_at=result.started_at, verified_by="head", detail=result.detail), result.detail
@@ -214,7 +214,7 @@ def choose_resume(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec, *, si
     """
     counted = [c for c in checkpoints if c.state not in (CheckpointState.FENCED, CheckpointState.PRUNED)]
     usable = sorted(
-        (c for c in counted if c.state in (CheckpointState.VERIFIED, CheckpointState.COMPLETE)),
+        (c for c in counted if c.is_usable),
         key=lambda c: c.key,
         reverse=True,
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from supervisor.core.saves import is_kept
 from supervisor.model import (
     Attempt,
     Checkpoint,
@@ -22,7 +21,6 @@ from supervisor.model import (
 )
 from trainer.contract import Divergence
 
-_USABLE = (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
 _MAX_SAMPLE = 2**62  # positions beyond fit nowhere
 
 
@@ -92,7 +90,7 @@ def _find_earlier(
         if onset is None:
             continue
         limit = fault.onset_step if fault.onset_step is not None else onset
-        if any(is_kept(c) and c.attempt > one.number and onset < c.step < limit for c in checkpoints):
+        if any(c.is_kept and c.attempt > one.number and onset < c.step < limit for c in checkpoints):
             break
         found.append(one)
     return found
@@ -106,7 +104,7 @@ def _find_made_since(
     if onset is None:
         return ()
     why = f"at or after step {onset}, where the loss of attempt {attempt.number} went wrong ({fault.kind})"
-    return tuple(_suspected(c, why) for c in checkpoints if c.state in _USABLE and c.step >= onset)
+    return tuple(_suspected(c, why) for c in checkpoints if c.is_usable and c.step >= onset)
 
 
 def _find_passed_over(
@@ -118,9 +116,7 @@ def _find_passed_over(
         return ()
     again = " again" if fault.repeats else ""
     why = f"passed over: the loss of attempt {attempt.number} went wrong{again} at step {onset}"
-    return tuple(
-        _suspected(c, why) for c in checkpoints if c.state in _USABLE and target.key < c.key and c.step < onset
-    )
+    return tuple(_suspected(c, why) for c in checkpoints if c.is_usable and target.key < c.key and c.step < onset)
 
 
 def _suspected(checkpoint: Checkpoint, why: str) -> tuple[Checkpoint, str]:
@@ -138,7 +134,7 @@ def _find_floor(fault: LossFault, attempt: Attempt, attempts: Sequence[Attempt],
 
 def _find_target(spec: DivergenceSpec, checkpoints: Sequence[Checkpoint], floor: int) -> Checkpoint | None:
     """The k-th newest believed one before the floor; where there are fewer, the oldest of them."""
-    good = sorted((c for c in checkpoints if is_kept(c) and c.step < floor), key=lambda c: c.key, reverse=True)
+    good = sorted((c for c in checkpoints if c.is_kept and c.step < floor), key=lambda c: c.key, reverse=True)
     return good[min(spec.rollback_checkpoints, len(good)) - 1] if good else None
 
 

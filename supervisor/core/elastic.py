@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from supervisor.core.foreign import is_foreign
-from supervisor.model import Attempt, Checkpoint, CheckpointState, Run, RunSpec
-
-_USABLE = (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
+from supervisor.model import Attempt, Checkpoint, Run, RunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +44,7 @@ def find_next_size(
     run: Run, last: Attempt, checkpoints: Sequence[Checkpoint], *, is_elastic: bool = True
 ) -> FixedSize | None:
     """The size of an attempt that goes on from what the running one still saves; `is_elastic`: as that one tells."""
-    newest = max((c for c in checkpoints if c.state in _USABLE), key=lambda c: c.key, default=None)
+    newest = max((c for c in checkpoints if c.is_usable), key=lambda c: c.key, default=None)
     why = _why_fixed(run.spec, newest) if newest is not None else ""
     if run.spec.nodes.elastic is False:
         why = _AS_ASKED

@@ -29,7 +29,6 @@ UNRECOGNISED_S = 600.0  # a first save is waited for this long, or for the inter
 UNFINISHED_S = 60.0  # several saves of which none has an end: so long, one of them may be being written
 LOADING_S = 600.0  # an attempt that crashes later than this without a step told has got past loading
 
-_USABLE = (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
 
 Learnt = list[tuple[Checkpoint, str]]
 
@@ -47,7 +46,7 @@ def why_unknown(view: RunView, known: Sequence[Checkpoint]) -> str:
     """
     if view.checkpoints_unknown:
         return f"the checkpoint folder can't be looked at: {view.checkpoints_unknown}"
-    if not view.has_checkpoint_folder and any(c.state in _USABLE for c in known):
+    if not view.has_checkpoint_folder and any(c.is_usable for c in known):
         return "the checkpoint folder is not there, and it was"
     if view.unknown_paths and not any(v.is_complete for v in view.checkpoints):
         return f"{view.unknown_paths[-1]} could not be looked at yet"
@@ -113,14 +112,14 @@ def fold_foreign(
             old += _written_again(before)
             new.append(_first_sight(seen, attempts, run=run, now=now))
     paths = {v.path for v in view.checkpoints} | set(view.unknown_paths) | set(view.unsettled_paths)
-    old += [_gone(c, newest_whole) for c in known if c.path not in paths and c.state in _USABLE]
+    old += [_gone(c, newest_whole) for c in known if c.path not in paths and c.is_usable]
     whole = {(v.path, v.stamp) for v in view.checkpoints if v.is_complete}
     return old + _without_twins(new, known, old, whole)
 
 
 def _broken(before: Sequence[Checkpoint], seen: CheckpointView) -> Learnt:
     why = seen.detail or "not all of its files are there any more"
-    return [(replace(c, state=CheckpointState.CORRUPT, detail=why), why) for c in before if c.state in _USABLE]
+    return [(replace(c, state=CheckpointState.CORRUPT, detail=why), why) for c in before if c.is_usable]
 
 
 def _written_again(before: Sequence[Checkpoint]) -> Learnt:
@@ -168,7 +167,7 @@ def _without_twins(new: Learnt, known: Sequence[Checkpoint], old: Learnt, whole:
     """
     given_up = {(c.key, c.path) for c, _ in old}
     kept_known = [c for c in known if (c.key, c.path) not in given_up]
-    taken = {c.key for c in kept_known if c.state in _USABLE or (c.path, c.stamp) in whole}
+    taken = {c.key for c in kept_known if c.is_usable or (c.path, c.stamp) in whole}
     kept: Learnt = []
     for checkpoint, why in new:
         if checkpoint.key not in taken:
@@ -185,7 +184,7 @@ def choose_foreign_resume(
 ) -> ResumePoint:
     """The newest whole one. What the head node may read is read back first, once after the attempt ended (`since`)."""
     counted = [c for c in checkpoints if c.state not in (CheckpointState.FENCED, CheckpointState.PRUNED)]
-    newest = max((c for c in counted if c.state in _USABLE), key=lambda c: c.key, default=None)
+    newest = max((c for c in counted if c.is_usable), key=lambda c: c.key, default=None)
     if newest is None and counted:
         return ResumePoint(is_lost=True, why=why_none_usable(counted))
     if newest is None:
@@ -220,7 +219,7 @@ def find_barren(
         return None
     if not all(_is_barren(a, checkpoints) for a in ended):
         return None
-    found = [c for c in checkpoints if c.path == path and c.state in _USABLE]
+    found = [c for c in checkpoints if c.path == path and c.is_usable]
     if not found or found[0].attempt >= min(a.number for a in ended):
         return None  # written again since
     why = f"{len(ended)} attempts in a row crashed right after resuming from it"

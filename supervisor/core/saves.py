@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from supervisor.core.interval import first_every_s
-from supervisor.model import Attempt, Checkpoint, CheckpointSpec, CheckpointState
+from supervisor.model import Attempt, Checkpoint, CheckpointSpec
 
 ALERT_INTERVALS = 3  # without a verified checkpoint, before someone is told
 _OWN_LAYOUT = "supervisor"
@@ -34,13 +34,7 @@ def classify_save_error(error: str) -> str:
 
 def newest_kept(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """The newest one that a restart may be sure of: verified, or whole where the layout has nothing better."""
-    return max((c for c in checkpoints if is_kept(c)), key=lambda c: c.key, default=None)
-
-
-def is_kept(checkpoint: Checkpoint) -> bool:
-    """Verified; or whole, of a layout that may have nothing better to offer."""
-    is_foreign = bool(checkpoint.stamp)
-    return checkpoint.state is CheckpointState.VERIFIED or (is_foreign and checkpoint.state is CheckpointState.COMPLETE)
+    return max((c for c in checkpoints if c.is_kept), key=lambda c: c.key, default=None)
 
 
 def steps_at_risk(last: Attempt | None, checkpoints: Sequence[Checkpoint], *, step: int | None) -> int | None:

@@ -126,14 +126,8 @@ def _step(last: Attempt | None, checkpoints: Sequence[Checkpoint]) -> int | None
     if last is None:
         return None
     seen = last.last_step if last.last_step is not None else last.resume_step or None
-    saved = (c.step for c in checkpoints if c.attempt == last.number and _is_kept(c))
+    saved = (c.step for c in checkpoints if c.attempt == last.number and c.is_kept)
     return max([*saved, *(() if seen is None else (seen,))], default=None)
-
-
-def _is_kept(checkpoint: Checkpoint) -> bool:
-    """As supervisor.core.saves has it, which a table of all runs does without."""
-    is_foreign = bool(checkpoint.stamp)
-    return checkpoint.state is CheckpointState.VERIFIED or (is_foreign and checkpoint.state is CheckpointState.COMPLETE)
 
 
 def find_saves_of(status: RunStatus, now: datetime) -> SaveStatus:

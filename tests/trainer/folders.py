@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainer.contract import MANIFEST_NAME, Manifest, checkpoint_name, write_json
-from trainer.storage.tiers import describe_file, publish_verification
+from trainer.storage.stored import describe_file, publish_verification
 
 SHARDS = {".metadata": b"metadata", "__0_0.distcp": b"a" * 5000, "__1_0.distcp": b"b" * 7000}
 

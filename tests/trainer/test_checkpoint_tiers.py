@@ -1,4 +1,4 @@
-"""What makes a checkpoint trustworthy, which one to resume from, which ones may go, and copies on other tiers."""
+"""What makes a checkpoint trustworthy, which one to resume from, which ones may go."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from hypothesis import strategies as st
 from tests.trainer.folders import flip_byte, make_checkpoint
 from trainer.contract import MANIFEST_NAME, VERIFIED_NAME, ManifestFile, VerificationRecord, checkpoint_name, parse
 from trainer.format.stale import retry_stale
-from trainer.storage.tiers import (
+from trainer.storage.stored import (
     CheckpointRejected,
     CheckpointUnreadable,
     Condition,
     Found,
-    Tier,
     check_file,
-    choose_prunable,
     choose_resume,
-    copy_checkpoint,
     describe_file,
     find_checkpoints,
     next_attempt,
-    prune,
     publish_verification,
     remove_checkpoint,
     share_files,
     verify_checkpoint,
 )
+from trainer.storage.tiers import choose_prunable, prune
 
 
 def _flip(path: Path) -> None:
@@ -300,30 +297,3 @@ def test_files_are_shared_without_loss_and_about_evenly(sizes: list[int], shares
     assert sorted(f.path for part in dealt for f in part) == sorted(f.path for f in files)
     loads = [sum(f.size_bytes for f in part) for part in dealt]
     assert max(loads) - min(loads) <= max(sizes, default=0)
-
-
-def test_a_copy_on_another_tier_is_whole_and_not_yet_verified(tmp_path: Path) -> None:
-    local = Tier(name="local", root=tmp_path / "local")
-    shared = Tier(name="shared", root=tmp_path / "shared")
-    make_checkpoint(local.root, 5)
-    manifest = copy_checkpoint(local.checkpoint(5, 1), shared.checkpoint(5, 1))
-    assert verify_checkpoint(shared.checkpoint(5, 1)) == manifest
-    assert [(f.is_complete, f.is_verified) for f in find_checkpoints(shared.root)] == [(True, False)]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_not_copied(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    source = make_checkpoint(tmp_path / "local", 5)
-    damage(source)
-    with pytest.raises(CheckpointRejected):
-        copy_checkpoint(source, tmp_path / "shared" / source.name)
-    assert find_checkpoints(tmp_path / "shared") == []
-
-
-def test_the_leftover_of_an_earlier_copy_is_replaced(tmp_path: Path) -> None:
-    source = make_checkpoint(tmp_path / "local", 5)
-    leftover = tmp_path / "shared" / source.name
-    leftover.mkdir(parents=True)
-    (leftover / "__7_0.distcp").write_bytes(b"left over")
-    copy_checkpoint(source, leftover)
-    assert not (leftover / "__7_0.distcp").exists()

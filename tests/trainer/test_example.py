@@ -16,7 +16,7 @@ from tests.trainer.ranks import Ranks, await_true, start, train, train_each
 from trainer.contract import MANIFEST_NAME, AttemptSpec, Outcome, Progress, RunPaths, attempt_environment, parse
 from trainer.data import ByteWindows, SampleOrder, read_text
 from trainer.history import audit_samples, loss_path, read_history, read_step_log
-from trainer.storage.tiers import find_checkpoints, verify_checkpoint
+from trainer.storage.stored import find_checkpoints, verify_checkpoint
 
 pytestmark = pytest.mark.torch
 

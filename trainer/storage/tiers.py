@@ -14,7 +14,6 @@ import logging
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
@@ -22,9 +21,7 @@ import xxhash
 from trainer.contract import (
     MANIFEST_NAME,
     ContractError,
-    Manifest,
     ManifestFile,
-    checkpoint_name,
     fsync_dir,
     parse_checkpoint_name,
     write_bytes,
@@ -33,73 +30,17 @@ from trainer.format.manifest import parse_manifest as parse_manifest_bytes
 from trainer.storage.leases import LeaseUnreadable, read_leases
 from trainer.storage.stored import (
     CHUNK_BYTES,
-    CheckpointRejected,
-    CheckpointUnreadable,
     Condition,
     FileVerdict,
     Found,
-    check_file,
-    checksum_bytes,
-    checksum_file,
-    choose_resume,
-    describe_file,
     find_checkpoints,
-    judge_files,
-    next_attempt,
-    parse_manifest,
-    publish_verification,
-    read_manifest,
-    read_manifest_bytes,
     remove_checkpoint,
-    share_files,
-    verify_checkpoint,
 )
-
-__all__ = [
-    "CheckpointRejected",
-    "CheckpointUnreadable",
-    "Condition",
-    "FileVerdict",
-    "Found",
-    "LocalTier",
-    "Tier",
-    "check_file",
-    "checksum_bytes",
-    "checksum_file",
-    "choose_prunable",
-    "choose_resume",
-    "copy_checkpoint",
-    "copy_file",
-    "describe_file",
-    "find_checkpoints",
-    "judge_files",
-    "next_attempt",
-    "parse_manifest",
-    "prune",
-    "publish_verification",
-    "read_manifest",
-    "read_manifest_bytes",
-    "remove_checkpoint",
-    "share_files",
-    "verify_checkpoint",
-]
 
 log = logging.getLogger("trainer.storage.tiers")
 
 KEEP_AT_LEAST = 2
 KEEP_LOCAL = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
-    """One place that holds checkpoint folders."""
-
-    name: str
-    root: Path
-
-    def checkpoint(self, step: int, attempt: int) -> Path:
-        """Where this tier keeps step `step` of attempt `attempt`."""
-        return self.root / checkpoint_name(step, attempt)
 
 
 # ---------------------------------------------------------------- the node's own disk
@@ -240,31 +181,6 @@ def prune(checkpoints: Path, *, keep_last: int, attempt: int, in_use: Iterable[P
 
 
 # ---------------------------------------------------------------- copying
-
-
-def copy_checkpoint(source: Path, destination: Path) -> Manifest:
-    """Copy a checkpoint to another tier and return its manifest.
-
-    Each file is checked while it is read, fsynced, and read back from the destination; the manifest is published
-    last. The destination is then COMPLETE, not VERIFIED: whoever else reads it back says that. A leftover of an
-    earlier copy is replaced. Raises `CheckpointRejected` (naming source or destination) and OSError; the
-    unfinished destination is removed then.
-    """
-    data = read_manifest_bytes(source)
-    manifest = parse_manifest(source, data)
-    remove_checkpoint(destination)
-    try:
-        judge_files(source, [copy_file(source, destination, file) for file in manifest.files])
-        for folder in {(destination / file.path).parent for file in manifest.files}:
-            fsync_dir(folder)
-        judge_files(destination, [check_file(destination, f, from_storage=True) for f in manifest.files])
-        write_bytes(destination / MANIFEST_NAME, data)
-    except BaseException:
-        with suppress(OSError):
-            remove_checkpoint(destination)
-        raise
-    fsync_dir(destination.parent)
-    return manifest
 
 
 def copy_file(source: Path, destination: Path, expected: ManifestFile) -> FileVerdict:

@@ -271,7 +271,7 @@ def _fence(draft: Draft, over: Attempt) -> None:
     if over.started_at is None:
         return
     for checkpoint in draft.checkpoints(over.run):
-        is_usable = checkpoint.state in (CheckpointState.COMPLETE, CheckpointState.VERIFIED)
+        is_usable = checkpoint.is_usable
         is_its_own = checkpoint.attempt == over.number or checkpoint.first_seen_at >= over.started_at
         if is_usable and is_its_own and checkpoint.stamp:
             why = f"published after attempt {over.number}, which was not needed, had begun"
