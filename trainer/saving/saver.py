@@ -221,13 +221,15 @@ class Saver:
         is_elastic: bool = True,
         is_held: bool = False,
         libraries: Mapping[str, str] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> float:
         """Begin a save of the sources as they are now; returns the seconds that the caller was blocked.
 
         They may be changed as soon as it returns. An exception in their place says that this rank has nothing to
-        save: it fails then. With `is_held` everything is written, and published once rank 0 calls `confirm`. Raises
-        `SaveInFlight`, RuntimeError after `close`, and nothing else for a save that fails: its result says why, on
-        every rank.
+        save: it fails then. With `is_held` everything is written, and published once rank 0 calls `confirm`.
+        `meanwhile` is called while the writer protects memory, if it does; it must not raise nor ask this Saver
+        anything. Raises `SaveInFlight`, RuntimeError after `close`, and nothing else for a save that fails: its
+        result says why, on every rank.
         """
         if self._is_closed:
             raise RuntimeError("a save is begun after close(): nothing would write it")
@@ -251,7 +253,7 @@ class Saver:
             if isinstance(sources, Exception):
                 self._refuse(current, f"{type(sources).__name__}: {sources}")
             else:
-                self._stage(plan, sources, request, current)
+                self._stage(plan, sources, request, current, meanwhile)
         except LinkLost as error:
             self._writer_gone(str(error))
         except (OSError, RuntimeError, ValueError, MemoryError) as error:
@@ -309,7 +311,14 @@ class Saver:
 
     # ------------------------------------------------------------ staging
 
-    def _stage(self, plan: Plan, sources: Sequence[Source], request: Mapping[str, Any], current: _InFlight) -> None:
+    def _stage(
+        self,
+        plan: Plan,
+        sources: Sequence[Source],
+        request: Mapping[str, Any],
+        current: _InFlight,
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
         self._prepare(plan, sources)
         assert self._binding is not None
         assert self._memory is not None
@@ -331,6 +340,8 @@ class Saver:
         copy_now(image, sources, binding, self._memory)  # while the writer protects the rest
         if is_protecting:
             current.held = sources
+            if meanwhile is not None:
+                meanwhile()
             answer = writer.await_answer("protected", ANSWER_LIMIT_S, self._handle)
             self._copy_declined(answer["declined"], binding, self._memory)
         if copied is None:

@@ -130,6 +130,7 @@ class Saves:
     def _begin(self, refusal: Exception | None, say: Callable[[Exception | None], None]) -> None:
         sources, problem = self._sources()
         problem = refusal or problem  # that the state is not the planned one would only be told to be planned again
+        word = _Word(lambda: say(problem))
         state = self._state
         self._held_step = state.step
         self._is_busy_anywhere = self._is_in_flight = True
@@ -142,8 +143,9 @@ class Saves:
             tokens=state.tokens,
             is_elastic=state.is_elastic,
             is_held=True,
+            meanwhile=word.say,  # the rank has nothing else to do while its memory is protected
         )
-        say(problem)  # once the writers have protected the memory: the all-reduce would take their cores
+        word.finish()
 
     def _plan_anew(self) -> Exception | None:
         """Why the state can't be planned, on every rank; raised where there is no plan to go on with."""
@@ -194,3 +196,26 @@ class Saves:
     def close(self, *, finishes: bool = False) -> None:
         """End the writer; a save in flight is given up, unless it may finish (then nobody waits for it)."""
         self.saver.close(finishes=finishes)
+
+
+class _Word:
+    """Said once; what comes of it is raised by `finish`, and not where it is said."""
+
+    def __init__(self, say: Callable[[], None]) -> None:
+        self._say = say
+        self._is_said = False
+        self._error: BaseException | None = None
+
+    def say(self) -> None:
+        if self._is_said:
+            return
+        self._is_said = True
+        try:
+            self._say()
+        except BaseException as error:  # noqa: BLE001 - raised by finish
+            self._error = error
+
+    def finish(self) -> None:
+        self.say()
+        if self._error is not None:
+            raise self._error
