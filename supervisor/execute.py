@@ -616,7 +616,7 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         upload_bytes_per_s=spec.checkpoint.upload_mb_per_s * 1e6,
         worker_restarts=spec.restart.worker_restarts,
         beat_interval_s=spec.health.beat_interval_s,
-        silent_after_s=spec.health.silent_after_s,
+        suspect_after_s=spec.health.silent_after_s,
         start_checks=render_start_checks(run, settings, attempt.number) if spec.health.start_checks else (),
     )
 

@@ -111,6 +111,10 @@ class ProgressSpec:
 
     start_min_s: float = 60.0  # start: until the first step
     start_max_s: float = 3600.0  # a start that is silent for longer has hung, whatever was learnt
+    restore_min_s: float = 60.0  # restore: while a checkpoint is read
+    restore_max_s: float = 3600.0  # a restore that takes longer has hung
+    compile_min_s: float = 60.0  # compile: where the training says that it compiles
+    compile_max_s: float = 3600.0  # a compilation that takes longer has hung
     step_min_s: float = 20.0  # step: between two steps
     step_max_s: float = 900.0  # no step for this long: hung
     save_min_s: float = 60.0  # save: while a checkpoint is written

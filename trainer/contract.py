@@ -6,6 +6,10 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/attempt.json         AttemptSpec, written by the service before it submits
     attempts/<n>/batch.sh, job.log    what was submitted; the job's output (appended, one file per attempt)
     attempts/<n>/launch.json          LaunchReport, rewritten once a second by trainer.launch
+    attempts/<n>/interruptions/<k>.json  InterruptionRecord of the k-th start of the training (from 0), which was
+                                      interrupted and followed by another one in the same allocation
+    attempts/<n>/evidence/<k>/        what was collected of start k: stacks, Flight Recorder dumps, last log lines
+    attempts/<n>/nodes/<node>.cut.json  CutOff, written by a node that lives and has lost the launcher
     attempts/<n>/exit.json            ExitRecord, written once by trainer.launch when the training step is over
     attempts/<n>/outcome.json         Outcome, written by the training script before exit codes that torchrun hides
     attempts/<n>/advice.json          Advice, rewritten by the service while the attempt runs
@@ -64,9 +68,11 @@ ENV_OBJECT_URL = "SUPERVISOR_OBJECT_URL"
 ENV_UPLOAD_BYTES_PER_S = "SUPERVISOR_UPLOAD_BYTES_PER_S"
 ENV_OBJECT_KEEP_LAST = "SUPERVISOR_OBJECT_KEEP_LAST"
 ENV_LAUNCHER = "SUPERVISOR_LAUNCHER"  # host:port of trainer.launch, for trainer.node only
+ENV_LAUNCH = "SUPERVISOR_LAUNCH"  # number of this start of the training within the attempt, from 0
+ENV_NODE_SOCKET = "SUPERVISOR_NODE_SOCKET"  # Unix socket on which each rank tells trainer.node of its progress
 ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's name
 
-PHASES = ("start", "step", "save", "eval", "end")
+PHASES = ("start", "restore", "compile", "step", "save", "eval", "end")
 
 _CHECKPOINT_NAME = re.compile(
     r"^step-(0|[1-9][0-9]{0,14})\.a(0|[1-9][0-9]{0,8})\Z"  # one spelling a checkpoint; "$" would allow a newline
@@ -102,9 +108,26 @@ class AttemptSpec:
     resume_from: str = ""  # path of a verified checkpoint, or empty
     resume_step: int = 0
     checkpoint_every_s: float = 600.0
-    worker_restarts: int = 0  # rung 1: restarts of all workers together, in the running step
+    # The command with its placeholders ({resume_from}, {resume_step}, …) unfilled: each start fills them anew. Empty:
+    # `command` as it is.
+    command_template: tuple[str, ...] = ()
+    in_job: bool = True  # the training is started again inside the allocation as long as that can help
+    nodes_min: int = 0  # a start inside the allocation takes no fewer nodes; 0: `nodes`
+    node_multiple: int = 1  # ... and a multiple of this many
+    max_without_progress: int = 3  # starts in a row without a newer verified checkpoint, then the attempt ends
+    backoff_s: float = 15.0  # before the second start without progress in a row; doubles
+    stop_grace_s: float = 2.0  # from SIGTERM to SIGKILL when a start is stopped
+    worker_start: str = "direct"  # "direct", "torchrun" or "warm": how trainer.node starts the ranks
+    worker_restarts: int = 0  # superseded by in_job
     beat_interval_s: float = 0.5
-    silent_after_s: float = 3.0  # a node without a beat for this long is reported silent
+    suspect_after_s: float = 3.0  # a node without a beat for this long is suspect, and lost if its port is silent too
+    liveness_timeout_s: float = 10.0  # a node without a beat for this long is lost, whatever its port says
+    phase_bounds_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # phase: (min, max); max 0: off
+    straggler_ratio: float = 0.0  # a rank slower than the median by this factor is a straggler; 0: none is looked for
+    straggler_window: int = 50  # over so many steps
+    straggler_action: str = "report"  # or "replace": its node is replaced at the next checkpoint
+    srun_options: tuple[str, ...] = ()  # further options of the training step's srun, e.g. a container's
+    command_prefix: tuple[str, ...] = ()  # put in front of each rank's program, e.g. ("apptainer", "exec", "x.sif")
     start_checks: tuple[str, ...] = ()  # argv of the node probes, run before training; empty: none
     start_checks_timeout_s: float = 20.0
     environment: Mapping[str, str] = field(default_factory=dict)  # further variables for the training program
@@ -140,6 +163,16 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrillRequest:
+    """A failure that somebody wants to see recovered from."""
+
+    id: str  # each is made once
+    kind: str  # "node", "process", "network" or "hang"
+    node: str = ""  # empty: the launcher chooses one that trains and isn't its own
+    at_step: int | None = None  # not before this step is done; None: now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """What the service tells a running training; rewritten in place, read again every few seconds."""
 
@@ -148,6 +181,9 @@ class Advice:
     seq: int  # grows with every write
     checkpoint_every_s: float
     save_requests: int = 0  # a save is made now when it has grown
+    resume_from: str = ""  # newest verified checkpoint that the service knows of: where a start in the job begins
+    resume_step: int = 0
+    drill: DrillRequest | None = None  # a failure to be made on purpose, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,9 +261,69 @@ class LaunchReport:
     seq: int
     time: float
     host: str  # the node that runs trainer.launch
-    phase: str  # "starting", "checking", "running", "ending"
+    phase: str  # "starting", "checking", "running", "recovering", "ending"
     nodes: Mapping[str, NodeBeat]
-    silent: tuple[str, ...] = ()  # nodes without a beat for longer than silent_after_s
+    silent: tuple[str, ...] = ()  # nodes without a beat for longer than suspect_after_s
+    launch: int = 0  # number of the current start of the training within the attempt, from 0
+    training: tuple[str, ...] = ()  # nodes of that start, in rank order
+    resume_step: int = 0  # that it began from
+    why: str = ""  # while recovering: what is being recovered from
+    stragglers: tuple[Straggler, ...] = ()  # as judged now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that is slower than the others."""
+
+    node: str
+    rank: int
+    ratio: float  # its own time per step / the median of all ranks
+    detail: str  # the figures, for people
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptionRecord:
+    """One start of the training that was interrupted, and what followed inside the allocation."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    launch: int  # the start that was interrupted, from 0
+    kind: str  # one of INTERRUPTION_KINDS
+    cause: str  # one sentence for people
+    nodes: tuple[str, ...] = ()  # to blame, by evidence; they are not used again in this attempt
+    hint: str = ""  # a node that is named without proof
+    evidence: tuple[str, ...] = ()
+    last_step: int | None = None  # newest step known of the start that was interrupted
+    resume_step: int = 0  # of the start that follows
+    training: tuple[str, ...] = ()  # nodes of the start that follows; empty: none followed
+    detected_at: float  # seconds since the epoch
+    resumed_at: float | None = None  # first new step of the start that follows
+    parts_s: Mapping[str, float] = field(default_factory=dict)  # where the time went: stop, checks, start, …
+
+
+INTERRUPTION_KINDS = (
+    "process",  # a rank ended with an error or by a signal; the node is healthy
+    "node_lost",  # no beat and nothing of the node answers: a power cut, or a cable and the storage with it
+    "node_cut_off",  # no beat, and the node has left word elsewhere that it lives: the cable
+    "node_frozen",  # no beat though its kernel accepts connections
+    "agent_killed",  # its kernel closed the agent's connection and answers still
+    "check_failed",  # a node failed its checks before a start
+    "hang",  # a rank makes no progress and does not die
+    "straggler",  # a slow node was replaced
+    "start_failed",  # the ranks could not be started or find each other
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff:
+    """Left where the others may read it by a node that has lost the launcher and has stopped its ranks."""
+
+    version: int = CONTRACT_VERSION
+    attempt: int
+    node: str
+    boot_id: str
+    since_s: float  # how long it had not heard the launcher
+    time: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +338,11 @@ class ExitRecord:
     node: str | None = None  # the node that is named by the evidence
     time: float
     nodes: Mapping[str, int | None] = field(default_factory=dict)  # exit code of each node, None: never reported
+    bad_nodes: tuple[str, ...] = ()  # to blame by evidence for this end
+    launches: int = 1  # starts of the training in this attempt
+    # What is left to do: "" (as the code says), "resubmit" (a new job can help: nodes are short here), "hold" (the same
+    # step failed again and again)
+    next: str = ""
     # Slurm sent SIGTERM to the step and not to the launcher: how a preemption with a grace time begins.
     is_step_terminated: bool = False
 
@@ -344,6 +445,15 @@ class RunPaths:
 
     def exit_record(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "exit.json"
+
+    def interruption(self, attempt: int, launch: int) -> Path:
+        return self.attempt_dir(attempt) / "interruptions" / f"{launch}.json"
+
+    def evidence(self, attempt: int, launch: int) -> Path:
+        return self.attempt_dir(attempt) / "evidence" / str(launch)
+
+    def cut_off(self, attempt: int, node: str) -> Path:
+        return self.attempt_dir(attempt) / "nodes" / f"{node}.cut.json"
 
     def outcome(self, attempt: int) -> Path:
         return self.attempt_dir(attempt) / "outcome.json"

@@ -465,7 +465,7 @@ class Launcher:
 
     def _judge_silence(self, silent: Sequence[str]) -> Verdict:
         first = min(silent, key=lambda name: self._silent_since[name])
-        reason = f"no beat from {', '.join(silent)} for more than {self._spec.silent_after_s:g} s"
+        reason = f"no beat from {', '.join(silent)} for more than {self._spec.suspect_after_s:g} s"
         return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=first)
 
     def _look_for_dead_agents(self) -> None:
@@ -474,7 +474,7 @@ class Launcher:
         A kernel that closes a connection is alive, so this is no silent node; one that goes down closes them too, and
         is given the time in which the service finds it silent.
         """
-        limit = time.monotonic() - 2 * self._spec.silent_after_s
+        limit = time.monotonic() - 2 * self._spec.suspect_after_s
         for node in self._nodes.values():
             if node.end is None and node.closed_at is not None and node.closed_at < limit:
                 self._end_node(NodeEnd(node=node.name, exit_code=1, reason="its agent ended without a word"))
@@ -483,7 +483,7 @@ class Launcher:
         now = time.monotonic()
         for node in self._nodes.values():
             is_awaited = node.connected_at is not None and node.end is None
-            if is_awaited and self._age_s(node, now) > self._spec.silent_after_s:
+            if is_awaited and self._age_s(node, now) > self._spec.suspect_after_s:
                 self._silent_since.setdefault(node.name, now)
             else:
                 self._silent_since.pop(node.name, None)
@@ -509,7 +509,7 @@ class Launcher:
 
     def _is_wavering(self, name: str, now: float) -> bool:
         """Neither surely alive nor surely silent: the next second decides."""
-        return name not in self._silent_since and self._age_s(self._nodes[name], now) > (self._spec.silent_after_s / 2)
+        return name not in self._silent_since and self._age_s(self._nodes[name], now) > (self._spec.suspect_after_s / 2)
 
     def _age_s(self, node: _Node, now: float) -> float:
         return now - (self._started_at if node.beat_at is None else node.beat_at)
@@ -612,7 +612,7 @@ class Launcher:
         now = time.monotonic()
         silent = tuple(self._silent_since)
         # Who begins to be quiet is told at once: the service looks closer then, and each second is one of recovery.
-        quiet = [n.name for n in self._nodes.values() if self._age_s(n, now) > self._spec.silent_after_s / 2]
+        quiet = [n.name for n in self._nodes.values() if self._age_s(n, now) > self._spec.suspect_after_s / 2]
         key = (self._phase, silent, quiet, [(n.state, n.end) for n in self._nodes.values()])
         if key == self._reported[1] and now - self._reported[0] < REPORT_INTERVAL_S:
             return

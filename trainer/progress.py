@@ -26,7 +26,15 @@ log = logging.getLogger("trainer.progress")
 
 # Before anything was seen in a phase. "start" covers imports of large indexes, compilation and the first step.
 DEFAULT_FIRST_LIMITS_S: Mapping[str, float] = MappingProxyType(
-    {"start": 1800.0, "step": 600.0, "save": 1800.0, "eval": 3600.0, "end": 1800.0}
+    {
+        "start": 1800.0,
+        "restore": 3600.0,
+        "compile": 3600.0,
+        "step": 600.0,
+        "save": 1800.0,
+        "eval": 3600.0,
+        "end": 1800.0,
+    }
 )
 
 

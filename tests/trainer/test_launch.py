@@ -217,7 +217,7 @@ def test_cancelling_leaves_no_process(attempt: Attempt) -> None:
 
 
 def test_a_frozen_node_is_reported_silent_and_named_when_nobody_acts(attempt: Attempt) -> None:
-    attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
+    attempt.start(SLEEP, nodes=2, suspect_after_s=0.6)
     assert eventually(lambda: attempt.is_up(0, 1))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     assert eventually(lambda: attempt.silent() == ("n2",), deadline_s=2)
@@ -226,7 +226,7 @@ def test_a_frozen_node_is_reported_silent_and_named_when_nobody_acts(attempt: At
 
 
 def test_a_cancelled_job_still_names_its_silent_node(attempt: Attempt) -> None:
-    attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
+    attempt.start(SLEEP, nodes=2, suspect_after_s=0.6)
     assert eventually(lambda: attempt.is_up(0, 1))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     assert eventually(lambda: attempt.silent() == ("n2",))
@@ -237,7 +237,7 @@ def test_a_cancelled_job_still_names_its_silent_node(attempt: Attempt) -> None:
 
 
 def test_a_node_that_answers_again_is_not_silent(attempt: Attempt) -> None:
-    attempt.start(SLEEP, nodes=2, silent_after_s=0.6)
+    attempt.start(SLEEP, nodes=2, suspect_after_s=0.6)
     assert eventually(lambda: attempt.is_up(0, 1))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     assert eventually(lambda: attempt.silent() == ("n2",))
@@ -249,7 +249,7 @@ def test_victims_of_a_silent_node_are_not_blamed(attempt: Attempt) -> None:
     program = SLEEP.replace(
         "time.sleep(99)", "time.sleep(99 if os.environ['RANK'] == '1' else 0.3); raise SystemExit(1)"
     )
-    attempt.start(program, nodes=2, silent_after_s=1.0)
+    attempt.start(program, nodes=2, suspect_after_s=1.0)
     assert eventually(lambda: attempt.is_up(0, 1))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     record = attempt.end()
@@ -269,7 +269,7 @@ def test_a_killed_agent_ends_the_attempt_while_srun_waits_for_what_it_left_behin
 ) -> None:
     monkeypatch.setenv("RIG_SILENT_S", "30")
     (attempt.rig / "srun.mute").touch()
-    attempt.start(SLEEP, nodes=2, silent_after_s=0.5)
+    attempt.start(SLEEP, nodes=2, suspect_after_s=0.5)
     assert eventually(lambda: attempt.is_up(0, 1))
     os.kill(attempt.agent_pid("n2"), signal.SIGKILL)
     record = attempt.end()
@@ -286,7 +286,7 @@ def test_a_node_without_its_launcher_stops_its_ranks(attempt: Attempt) -> None:
 
 
 def test_a_suspended_job_goes_on_where_it_stopped(attempt: Attempt) -> None:
-    attempt.start(SLEEP, nodes=2, silent_after_s=1.0)
+    attempt.start(SLEEP, nodes=2, suspect_after_s=1.0)
     assert eventually(lambda: attempt.is_up(0, 1))
     pids = attempt.processes()
     for pid in pids:
