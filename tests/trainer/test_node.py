@@ -11,26 +11,22 @@ from pathlib import Path
 
 import pytest
 
+from trainer.agent.place import Place, parse_place
+from trainer.agent.probe import ProbeRun, parse_checks
+from trainer.agent.program import choose_program
+from trainer.agent.runner import torchrun_arguments
+from trainer.agent.surroundings import (
+    find_interface,
+    hold_port,
+    is_listening,
+    threads_per_process,
+    training_environment,
+)
+from trainer.agent.words import find_worker_log, is_victim, read_tail
 from trainer.beats import ChannelError
 from trainer.contract import AttemptSpec, CheckResult, ContractError
 from trainer.descendants import choose_descendants, read_parents, signal_workers
-from trainer.node import (
-    Place,
-    ProbeRun,
-    choose_program,
-    find_interface,
-    find_worker_log,
-    hold_port,
-    is_listening,
-    is_victim,
-    main,
-    parse_checks,
-    parse_place,
-    read_tail,
-    threads_per_process,
-    torchrun_arguments,
-    training_environment,
-)
+from trainer.node import main
 
 ROOT = Path(__file__).parents[2]
 
