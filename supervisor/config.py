@@ -15,7 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from supervisor.model import MAX_WARNING_S, CheckpointSpec, DivergenceSpec, DrainPolicy, Policy, RunSpec
+from supervisor.model import (
+    MAX_WARNING_S,
+    CheckpointSpec,
+    DivergenceSpec,
+    DrainPolicy,
+    LivenessSpec,
+    Policy,
+    RunSpec,
+    StragglerSpec,
+)
 from supervisor.sbatch_options import option_problem
 from supervisor.tomlfile import (
     ConfigError,
@@ -368,7 +377,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
         "max_node_failures",
         "backoff_s",
         "backoff_max_s",
-        "worker_restarts",
+        "stop_grace_s",
         "queue_ahead_s",
     ):
         value = getattr(restart, key)
@@ -378,7 +387,9 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
         f"[restart] backoff_max_s ({restart.backoff_max_s:g}) is less than backoff_s ({restart.backoff_s:g})",
     )
     yield from _divergence_problems(spec.divergence)
-    yield from _health_problems(spec)
+    yield from _liveness_problems(spec.liveness)
+    yield from _straggler_problems(spec.straggler)
+    yield from _container_problems(spec)
 
 
 def _interval_problems(checkpoint: CheckpointSpec) -> Iterator[Problem]:
@@ -510,22 +521,51 @@ def _progress_problems(spec: RunSpec) -> Iterator[Problem]:
         )
 
 
-def _health_problems(spec: RunSpec) -> Iterator[Problem]:
-    health = spec.health
-    for key in ("beat_interval_s", "silent_after_s", "frozen_after_s"):
-        value = getattr(health, key)
-        yield _is_below(value, above=0), f"[health] {key} must be above 0, not {value:g}"
-    yield _is_below(health.confirm_s), f"[health] confirm_s must be 0 or more, not {health.confirm_s:g}"
+def _liveness_problems(liveness: LivenessSpec) -> Iterator[Problem]:
+    for key in ("timeout_s", "beat_interval_s", "suspect_after_s"):
+        value = getattr(liveness, key)
+        yield _is_below(value, above=0), f"[liveness] {key} must be above 0, not {value:g}"
+    yield _is_below(liveness.confirm_s), f"[liveness] confirm_s must be 0 or more, not {liveness.confirm_s:g}"
+    for key in ("suspect_after_s", "timeout_s"):
+        value = getattr(liveness, key)
+        yield (
+            value < 2 * liveness.beat_interval_s,
+            (
+                f"[liveness] {key} ({value:g}) must be at least twice "
+                f"beat_interval_s ({liveness.beat_interval_s:g}): one late heartbeat is no failure"
+            ),
+        )
+
+
+def _straggler_problems(straggler: StragglerSpec) -> Iterator[Problem]:
+    ratio, window = straggler.ratio, straggler.window_steps
     yield (
-        health.silent_after_s < 2 * health.beat_interval_s,
-        (
-            f"[health] silent_after_s ({health.silent_after_s:g}) must be at least twice "
-            f"beat_interval_s ({health.beat_interval_s:g}): one late heartbeat is no failure"
-        ),
+        ratio != 0 and ratio < _MIN_STRAGGLER_RATIO,
+        f"[straggler] ratio must be 0 (off) or at least {_MIN_STRAGGLER_RATIO:g}, not {ratio:g}",
     )
+    yield window < 1, f"[straggler] window_steps must be at least 1, not {window}"
+
+
+_MIN_STRAGGLER_RATIO = 1.1
+
+
+def _container_problems(spec: RunSpec) -> Iterator[Problem]:
+    container = spec.container
+    is_wanted = container.runtime != "none"
+    yield is_wanted and not container.image, f'[container] runtime = "{container.runtime}" needs an image'
+    is_idle = bool(container.image or container.mounts or container.options) and not is_wanted
+    yield is_idle, '[container] runtime is "none": name the one that is to be used, pyxis or apptainer'
+    words = (("image", container.image), *(("mounts", m) for m in container.mounts))
+    for key, word in (*words, *(("options", o) for o in container.options)):
+        yield has_control(word), f'[container] {key}: "{shown(word)}" holds a control character'
+    for mount in container.mounts:
+        is_odd = not mount.startswith("/") or not 1 <= mount.count(":") <= 2 or "," in mount
+        yield is_odd, f'[container] mounts: "{shown(mount)}" is no "/source:/target"'
+    for option in container.options:
+        yield not option.startswith("-"), f'[container] options: "{shown(option)}" is no option: write --name=value'
     yield (
-        health.frozen_after_s < health.silent_after_s,
-        f"[health] frozen_after_s ({health.frozen_after_s:g}) is less than silent_after_s ({health.silent_after_s:g})",
+        is_wanted and spec.restart.worker_start == "warm",
+        '[restart] worker_start = "warm" can\'t be used in a container: its workers are made on the node itself',
     )
 
 

@@ -54,6 +54,7 @@ class NodesSpec:
     spares: int = 0  # allocated beside the training nodes; one takes the place of a node that fails its start checks
     procs_per_node: int | None = None  # default: gpus_per_node, or 1
     elastic: bool | None = None  # the data loader can go on with another number of nodes; default: as checkpoints tell
+    start_checks: bool = True  # nodes run the host probes before the training starts, and again before a restart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ class ProgressSpec:
     restore_max_s: float = 3600.0  # a restore that takes longer has hung
     compile_min_s: float = 60.0  # compile: where the training says that it compiles
     compile_max_s: float = 3600.0  # a compilation that takes longer has hung
-    step_min_s: float = 20.0  # step: between two steps
+    step_min_s: float = 5.0  # step: between two steps
     step_max_s: float = 900.0  # no step for this long: hung
     save_min_s: float = 60.0  # save: while a checkpoint is written
     save_max_s: float = 1800.0  # a save that takes longer has hung
@@ -137,7 +138,9 @@ class RestartSpec:
     max_node_failures: int = 10  # the same for attempts lost with a node: they don't use up the budget above
     backoff_s: float = 15.0  # before the second restart without progress; doubles
     backoff_max_s: float = 600.0  # the longest pause that doubling leads to
-    worker_restarts: int = 0  # restarts of all workers in the running step, before a new attempt is made
+    in_job: bool = True  # the training is started again inside its job as long as that can help; false: by a new job
+    worker_start: Literal["direct", "torchrun", "warm"] = "direct"  # how a node starts its ranks; warm: torch is loaded
+    stop_grace_s: float = 2.0  # from SIGTERM to SIGKILL when a training is stopped to be started again
     queue_ahead_s: float = 0.0  # so long before the time limit the next job is queued behind the running one; 0: never
 
 
@@ -155,14 +158,32 @@ class DivergenceSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthSpec:
-    """How quickly a node of the run is suspected."""
+class LivenessSpec:
+    """How quickly a node of the run is suspected, and given up."""
 
-    start_checks: bool = True  # an attempt's nodes run the host probes before the training starts
-    beat_interval_s: float = 0.5  # between two heartbeats of a node
-    silent_after_s: float = 3.0  # no heartbeat for this long: suspect; acted upon only when slurmd is silent too
+    timeout_s: float = 10.0  # no heartbeat for this long: the node is given up, whatever its slurmd says
+    beat_interval_s: float = 1.0  # between two heartbeats of a node
+    suspect_after_s: float = 3.0  # no heartbeat for this long: suspect; given up once slurmd is silent too
     confirm_s: float = 1.5  # slurmd's port silent for this long: confirmed
-    frozen_after_s: float = 20.0  # no heartbeat for this long though slurmd's port answers: the node is frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerSpec:
+    """Ranks that are slower than the others."""
+
+    ratio: float = 1.5  # slower than the median of all ranks by this factor: a straggler; 0: none is looked for
+    window_steps: int = 50  # over so many steps
+    action: Literal["report", "replace"] = "report"  # replace: its node gives way to a spare at the next checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """A container that the ranks run in; the options go to srun, or in front of each rank's program."""
+
+    runtime: Literal["none", "pyxis", "apptainer"] = "none"  # pyxis: Slurm's plugin for enroot
+    image: str = ""  # as the runtime takes it: a path, or with pyxis also "registry#image:tag"
+    mounts: tuple[str, ...] = ()  # "/source:/target" or "/source:/target:flags" each; the run directory is mounted too
+    options: tuple[str, ...] = ()  # further options of the runtime: of srun with pyxis, else of `apptainer exec`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +221,9 @@ class RunSpec:
     progress: ProgressSpec = field(default_factory=ProgressSpec)
     restart: RestartSpec = field(default_factory=RestartSpec)
     divergence: DivergenceSpec = field(default_factory=DivergenceSpec)
-    health: HealthSpec = field(default_factory=HealthSpec)
+    liveness: LivenessSpec = field(default_factory=LivenessSpec)
+    straggler: StragglerSpec = field(default_factory=StragglerSpec)
+    container: ContainerSpec = field(default_factory=ContainerSpec)
 
     @property
     def run_dir(self) -> Path:

@@ -363,7 +363,7 @@ def _make_spec(handed: Handed, wanted: Effective, tables: Mapping[str, Any]) -> 
     least, most = _count_nodes(wanted, tables.get("nodes", {}))
     checkpoint = _make_checkpoint(tables.get("checkpoint", {}), handed.cwd)
     # Nobody has said how often a script prints: only where its steps are seen does silence mean something by itself.
-    progress = {"start_max_s": 0.0, **tables.get("progress", {})}
+    progress = {"start_max_s": 0.0, "step_min_s": 20.0, **tables.get("progress", {})}
     for phase in ("start", "step"):
         most_s = progress.get(f"{phase}_max_s", 0.0)
         if 0 < most_s < 60:
@@ -372,13 +372,12 @@ def _make_spec(handed: Handed, wanted: Effective, tables: Mapping[str, Any]) -> 
         "name": tables.get("name", name_run(wanted.job_name)),
         "command": ["script"],
         "root": str(Path(os.path.normpath(Path(handed.cwd, tables["root"])) if "root" in tables else workdir / _ROOT)),
-        "nodes": {**tables.get("nodes", {}), "min": least, "max": most},
+        "nodes": {**tables.get("nodes", {}), "min": least, "max": most, "start_checks": False},
         "workdir": str(workdir),
         "slurm": {**_slurm_table(wanted), "warn_before_limit_s": 0, **tables.get("slurm", {})},
         "checkpoint": checkpoint,
         "progress": progress,
         "restart": tables.get("restart", {}),
-        "health": {"start_checks": False},
     }
     try:
         spec = convert_record(RunSpec, document, "supervision")

@@ -14,7 +14,7 @@ from supervisor.model import (
     AttemptState,
     DrainPolicy,
     Fresh,
-    HealthSpec,
+    LivenessSpec,
     NodeChecks,
     NodeMemory,
     PortProbe,
@@ -39,8 +39,8 @@ def fold_checks(before: NodeMemory, checks: NodeChecks, policy: DrainPolicy, *, 
         healed = replace(before, failing=(), failed_sweeps=0, checked_at=checks.at)
         if before.is_drained_by_us:
             return healed  # a person returns it to service
-        was_healthy = before.verdict is Verdict.HEALTHY and before.since_at > EPOCH
-        since_at = before.since_at if was_healthy else checks.at
+        was_livenessy = before.verdict is Verdict.HEALTHY and before.since_at > EPOCH
+        since_at = before.since_at if was_livenessy else checks.at
         return replace(healed, verdict=Verdict.HEALTHY, reason="", since_at=since_at)
     failed = before.failed_sweeps + 1
     is_broken = before.verdict is Verdict.BROKEN or (failed >= policy.sweeps_to_drain and not is_mass)
@@ -90,8 +90,8 @@ def suspects(sight: Sight, nodes: Mapping[str, NodeRecord] | None) -> frozenset[
     if attempt.state not in (AttemptState.SUBMITTED, AttemptState.RUNNING) or not attempt.nodes:
         return frozenset()
     if sight.run.script is not None:
-        return frozenset(attempt.nodes) if quiet_s(sight) >= sight.run.spec.health.frozen_after_s / 2 else frozenset()
-    early_s = sight.run.spec.health.silent_after_s / 2
+        return frozenset(attempt.nodes) if quiet_s(sight) >= sight.run.spec.liveness.timeout_s / 2 else frozenset()
+    early_s = sight.run.spec.liveness.suspect_after_s / 2
     launch = sight.view.launch if sight.view is not None else None
     if launch is None or launch.unchanged_s > early_s + _REPORT_EVERY_S / 2:
         return frozenset(attempt.nodes)
@@ -132,7 +132,7 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
     A silent port counts only while some other node's port answers: else our own network, or the port, is suspected.
     Heartbeats that stay away much longer while the port answers mean a frozen node, if only a minority is affected.
     """
-    attempt, health = sight.attempt, sight.run.spec.health
+    attempt, liveness = sight.attempt, sight.run.spec.liveness
     launch = sight.view.launch if sight.view is not None else None
     if sight.is_suspended or not any(p.failures == 0 for p in ports.values()):
         return ()
@@ -146,12 +146,12 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
     found = []
     for node in attempt.nodes:
         age_s = _beat_age(node, launch.value, report_age_s)
-        is_blind = report_age_s > health.silent_after_s and node != launch.value.host
-        found.append(_judge_node(node, age_s, ports.get(node), health, is_blind=is_blind))
+        is_blind = report_age_s > liveness.suspect_after_s and node != launch.value.host
+        found.append(_judge_node(node, age_s, ports.get(node), liveness, is_blind=is_blind))
     gone = tuple(s for s in found if s is not None)
     if gone or not _is_said_to_run(sight, report_age_s):
         return gone
-    return _judge_frozen(attempt, launch.value, report_age_s, ports, health)
+    return _judge_frozen(attempt, launch.value, report_age_s, ports, liveness)
 
 
 _NOT_TRAINING = frozenset({"ended", "spare"})  # their loss does not end the training
@@ -161,10 +161,10 @@ _CONTROLS = 3
 
 def _judge_without_launcher(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence, ...]:
     """The job has its nodes and no launcher has spoken yet: a node that is dead already would be waited for long."""
-    job, health = sight.job, sight.run.spec.health
+    job, liveness = sight.job, sight.run.spec.liveness
     if job is None or job.is_pending or job.is_ended or JobFlag.CONFIGURING in job.flags:
         return ()  # while it is configured, its nodes may still be booting
-    dead = [p for n in sight.attempt.nodes if (p := ports.get(n)) is not None and p.silent_s >= 2 * health.confirm_s]
+    dead = [p for n in sight.attempt.nodes if (p := ports.get(n)) is not None and p.silent_s >= 2 * liveness.confirm_s]
     return tuple(
         Silence(
             node=p.node,
@@ -180,8 +180,8 @@ _PORT_FAILURES = 2
 
 def _judge_script(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence, ...]:
     """A person's own script has no heartbeats: its silent log and progress are the first sign, the port the second."""
-    health, silent_s = sight.run.spec.health, quiet_s(sight)
-    if sight.attempt.state is not AttemptState.RUNNING or silent_s < health.frozen_after_s:
+    liveness, silent_s = sight.run.spec.liveness, quiet_s(sight)
+    if sight.attempt.state is not AttemptState.RUNNING or silent_s < liveness.timeout_s:
         return ()
     dead = [p for n in sight.attempt.nodes if (p := ports.get(n)) is not None and p.failures >= _PORT_FAILURES]
     return tuple(
@@ -193,7 +193,7 @@ def _judge_script(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
             ),
         )
         for p in dead
-        if p.silent_s >= 2 * health.confirm_s
+        if p.silent_s >= 2 * liveness.confirm_s
     )
 
 
@@ -205,7 +205,7 @@ def _is_said_to_run(sight: Sight, report_age_s: float) -> bool:
 
 
 def _judge_frozen(
-    attempt: Attempt, launch: LaunchReport, report_age_s: float, ports: Mapping[str, PortProbe], health: HealthSpec
+    attempt: Attempt, launch: LaunchReport, report_age_s: float, ports: Mapping[str, PortProbe], liveness: LivenessSpec
 ) -> tuple[Silence, ...]:
     if report_age_s > 0:  # the launcher is silent: only its own host can be told
         quiet = {launch.host: report_age_s} if launch.host in attempt.nodes else {}
@@ -214,7 +214,7 @@ def _judge_frozen(
     frozen = tuple(
         Silence(node=n, evidence=f"{n}: no heartbeat for {age:.1f} s though its slurmd port accepts connections")
         for n, age in quiet.items()
-        if age > health.frozen_after_s and n in ports and ports[n].failures == 0
+        if age > liveness.timeout_s and n in ports and ports[n].failures == 0
     )
     return frozen if len(frozen) * 2 <= max(2, len(attempt.nodes)) else ()
 
@@ -227,12 +227,12 @@ def _beat_age(node: str, launch: LaunchReport, report_age_s: float) -> float:
 
 
 def _judge_node(
-    node: str, age_s: float, port: PortProbe | None, health: HealthSpec, *, is_blind: bool
+    node: str, age_s: float, port: PortProbe | None, liveness: LivenessSpec, *, is_blind: bool
 ) -> Silence | None:
     """`is_blind`: the launcher is silent, so that all ages grow; then the port must be silent for twice as long."""
-    if port is None or age_s < health.silent_after_s or port.failures < _PORT_FAILURES:
+    if port is None or age_s < liveness.suspect_after_s or port.failures < _PORT_FAILURES:
         return None
-    if port.silent_s < health.confirm_s * (2 if is_blind else 1):
+    if port.silent_s < liveness.confirm_s * (2 if is_blind else 1):
         return None
     return Silence(
         node=node,

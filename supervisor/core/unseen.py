@@ -18,7 +18,7 @@ MARKS_S = 120.0  # after the start: other clients of a network file system see a
 
 def find_unshared(run: Run, attempt: Attempt, view: RunView, now: datetime) -> tuple[str, ...]:
     """Nodes of a running attempt whose mark has not been seen in the checkpoint folder, though it should have been."""
-    if run.script is not None or run.spec.checkpoint.directory is None or not run.spec.health.start_checks:
+    if run.script is not None or run.spec.checkpoint.directory is None or not run.spec.nodes.start_checks:
         return ()
     if view.checkpoints_unknown or view.launch is None or view.launch.value.phase != "running":
         return ()

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from supervisor.config import ConfigError, check_script, parse_run_file, read_run_file, render_run_file, script_of
 from supervisor.model import (
     CheckpointSpec,
-    HealthSpec,
+    ContainerSpec,
+    LivenessSpec,
     NodesSpec,
     ProgressSpec,
     RestartSpec,
     RunSpec,
     SlurmSpec,
+    StragglerSpec,
 )
 from supervisor.sbatch_options import option_problem
 
@@ -25,6 +27,7 @@ HERE = Path("/data/team/run.toml")
 TOP = 'name = "llama"\ncommand = ["train.py", "--lr", "1e-4"]\nroot = "/shared/runs"\n'
 NODES = "[nodes]\nmin = 2\nmax = 4\n"
 GOOD = TOP + NODES
+_IMAGE = "[container]\nruntime = 'apptainer'\nimage = '/x.sif'\n"
 
 
 def refusal(text: str) -> str:
@@ -143,9 +146,27 @@ def test_an_unknown_key_like_no_other_is_refused_with_the_known_ones() -> None:
         (GOOD + "[checkpoint]\nverify_on_head_max_bytes = -1\n", "must not be negative"),
         (GOOD + "[restart]\nbackoff_s = -1\n", "[restart] backoff_s must be 0 or more"),
         (GOOD + "[restart]\nbackoff_s = 20\nbackoff_max_s = 10\n", "backoff_max_s (10) is less than backoff_s (20)"),
-        (GOOD + "[health]\nbeat_interval_s = 0\n", "[health] beat_interval_s must be above 0"),
-        (GOOD + "[health]\nsilent_after_s = 0.6\n", "one late heartbeat is no failure"),
-        (GOOD + "[health]\nfrozen_after_s = 1\n", "frozen_after_s (1) is less than silent_after_s (3)"),
+        (GOOD + "[liveness]\nbeat_interval_s = 0\n", "[liveness] beat_interval_s must be above 0"),
+        (GOOD + "[liveness]\nsuspect_after_s = 1.5\n", "one late heartbeat is no failure"),
+        (GOOD + "[liveness]\ntimeout_s = 1\n", "one late heartbeat is no failure"),
+        (GOOD + "[liveness]\ntimeout_s = 0\n", "[liveness] timeout_s must be above 0, not 0"),
+        (GOOD + "[liveness]\ntimeout_s = -1\n", "[liveness] timeout_s must be above 0, not -1"),
+        (GOOD + "[liveness]\ntimeout_s = 'soon'\n", "[liveness] timeout_s: a number is expected"),
+        (GOOD + "[restart]\nstop_grace_s = -1\n", "[restart] stop_grace_s must be 0 or more"),
+        (GOOD + "[restart]\nin_job = 1\n", "[restart] in_job: true or false is expected"),
+        (GOOD + "[restart]\nworker_start = 'spawn'\n", '"spawn" is none of direct, torchrun, warm'),
+        (GOOD + "[straggler]\nratio = 1.0\n", "[straggler] ratio must be 0 (off) or at least 1.1"),
+        (GOOD + "[straggler]\nratio = -1\n", "[straggler] ratio must be 0 (off) or at least 1.1"),
+        (GOOD + "[straggler]\nratio = 'x'\n", "[straggler] ratio: a number is expected"),
+        (GOOD + "[straggler]\nwindow_steps = 0\n", "[straggler] window_steps must be at least 1"),
+        (GOOD + "[straggler]\naction = 'kill'\n", '"kill" is none of report, replace'),
+        (GOOD + "[container]\nruntime = 'docker'\n", '"docker" is none of none, pyxis, apptainer'),
+        (GOOD + "[container]\nruntime = 'pyxis'\n", 'runtime = "pyxis" needs an image'),
+        (GOOD + "[container]\nimage = 'x.sif'\n", 'runtime is "none": name the one'),
+        (GOOD + _IMAGE + "mounts = ['data:/data']\n", '"data:/data" is no "/source:/target"'),
+        (GOOD + _IMAGE + "mounts = ['/a:/b,/c:/d']\n", '"/a:/b,/c:/d" is no "/source:/target"'),
+        (GOOD + _IMAGE + "options = ['x']\n", '"x" is no option'),
+        (GOOD + _IMAGE + "[restart]\nworker_start = 'warm'\n", "can't be used in a container"),
         (GOOD + "[slurm]\ntime_limit = 04:00:00\n", "[slurm] time_limit: a text in quotes is expected, not a time"),
         (GOOD + '[slurm]\ntime_limit = "soon"\n', "[slurm] time_limit"),
         (GOOD + "[slurm]\ngpus_per_node = 0\n", "leave it out for none"),
@@ -162,7 +183,7 @@ def test_a_wrong_run_file_is_told_in_one_line(text: str, part: str) -> None:
 
 
 def test_a_maximum_of_zero_turns_a_phases_detection_off() -> None:
-    assert parse_run_file(GOOD + "[progress]\nstep_max_s = 0\n", path=HERE).progress.bounds("step") == (20.0, 0.0)
+    assert parse_run_file(GOOD + "[progress]\nstep_max_s = 0\n", path=HERE).progress.bounds("step") == (5.0, 0.0)
 
 
 @pytest.mark.parametrize("value", ["-1", "'abc'", "nan", "inf", "true", "[]"])
@@ -172,7 +193,7 @@ def test_a_limit_that_is_negative_or_no_number_is_refused(key: str, value: str) 
 
 
 def test_a_limit_below_its_own_minimum_is_refused() -> None:
-    assert "step_min_s (20) is more than step_max_s (5)" in refusal(f"{GOOD}[progress]\nstep_max_s = 5\n")
+    assert "step_min_s (5) is more than step_max_s (2)" in refusal(f"{GOOD}[progress]\nstep_max_s = 2\n")
 
 
 @pytest.mark.parametrize("limit", ["90", "90:30", "4:00:00", "2-0", "2-12:30", "2-12:30:00", "UNLIMITED", "infinite"])
@@ -294,7 +315,9 @@ _specs = st.builds(
     checkpoint=st.builds(CheckpointSpec, every_s=_seconds, keep_last=st.integers(2, 9), resume_from_complete=...),
     progress=st.builds(ProgressSpec, step_max_s=st.just(0.0) | st.floats(20, 1e5)),
     restart=st.builds(RestartSpec, max_without_progress=st.integers(0, 9)),
-    health=st.builds(HealthSpec, start_checks=...),
+    liveness=st.builds(LivenessSpec, timeout_s=st.floats(2, 60)),
+    straggler=st.builds(StragglerSpec, ratio=st.just(0.0) | st.floats(1.1, 9), action=...),
+    container=st.just(ContainerSpec()) | st.builds(ContainerSpec, runtime=st.just("pyxis"), image=_names),
 )
 
 
@@ -324,7 +347,7 @@ _toml_keys = st.sampled_from(
         "checkpoint",
         "progress",
         "restart",
-        "health",
+        "liveness",
         "min",
         "max",
     ]

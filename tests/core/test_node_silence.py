@@ -101,7 +101,7 @@ def test_a_late_report_is_no_silence() -> None:
 
 
 def test_a_node_without_heartbeats_whose_port_answers_is_frozen_in_the_end() -> None:
-    assert gone(launch(beats(n2=19.0)), ports(n1=0, n2=0)) == []
+    assert gone(launch(beats(n2=9.0)), ports(n1=0, n2=0)) == []
     assert gone(launch(beats(n2=21.0)), ports(n1=0, n2=0)) == ["n2"]
 
 

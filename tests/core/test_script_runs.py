@@ -62,7 +62,7 @@ from tests.core.builders import (
 SCRIPT = ScriptSpec(path="train.sh", digest="", job_name="train", output="/home/ann/slurm-%j.out")
 OF = Run(spec=replace(SPEC, command=()), script=SCRIPT, created_at=NOW - timedelta(days=1))
 ALL_DOWN = {f"n{i}": node(f"n{i}", NodeBase.DOWN) for i in range(1, 5)}
-QUIET = OF.spec.health.frozen_after_s + 1
+QUIET = OF.spec.liveness.timeout_s + 1
 
 
 def log(unchanged_s: float = 0.5) -> Seen[int]:

@@ -58,7 +58,7 @@ def test_while_nothing_can_be_known_nobody_is_accused() -> None:
     assert unshared(started_s=MARKS_S / 2) == ()
     assert unshared(checkpoints_unknown="no answer") == ()
     assert unshared(of=replace(LOCAL, spec=spec(checkpoint={"layout": "dcp"}))) == ()
-    unchecked = replace(LOCAL.spec, health=replace(LOCAL.spec.health, start_checks=False))
+    unchecked = replace(LOCAL.spec, nodes=replace(LOCAL.spec.nodes, start_checks=False))
     assert unshared(of=replace(LOCAL, spec=unchecked)) == ()
 
 

@@ -59,6 +59,7 @@ root = "{root}"
 [nodes]
 min = {min}
 max = {max}
+start_checks = false
 [restart]
 backoff_s = 0
 max_without_progress = {max_without_progress}
@@ -66,8 +67,6 @@ queue_ahead_s = {queue_ahead_s}
 [progress]
 step_min_s = 0.5
 step_max_s = {step_max_s}
-[health]
-start_checks = false
 {more}
 """
 

@@ -41,7 +41,6 @@ root = "{root}"
 [nodes]
 min = 1
 max = 1
-[health]
 start_checks = false
 """
 
