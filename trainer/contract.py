@@ -160,6 +160,7 @@ class Progress:
     save_failures: int = 0  # failed saves in a row
     save_error: str = ""  # of the newest failed save, while it is the newest
     is_elastic: bool = True  # False: the data loader can't change the number of ranks
+    launch: int | None = None  # start of the training within the attempt that wrote this; None: the writer can't tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
