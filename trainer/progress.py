@@ -14,13 +14,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from trainer.contract import PHASES, Progress, write_json
+from trainer.ranklink import open_link
+from trainer.steptime import TIMES
 
 log = logging.getLogger("trainer.progress")
 
@@ -47,7 +49,7 @@ class LimitPolicy:
     """
 
     factor: float = 5.0
-    min_s: float = 10.0
+    min_s: float = 5.0
     max_s: float = 7200.0
     recent: int = 20
     first_s: Mapping[str, float] = field(default_factory=lambda: DEFAULT_FIRST_LIMITS_S)
@@ -81,7 +83,9 @@ class PhaseLimits:
 
 
 class ProgressWriter:
-    """Publishes the progress of one attempt; on ranks other than 0, and without a path, it does nothing.
+    """Publishes the progress of one attempt; on ranks other than 0, without a path, there is no file.
+
+    Under a node agent every rank's is told to the agent, too (trainer.ranklink).
 
     `step_done` and `phase` are called by the training loop only. Steps count from 1; before the first one of a
     fresh run the step is -1.
@@ -106,6 +110,7 @@ class ProgressWriter:
         self._away_s = 0.0  # time spent in other phases since the last step
         self._record = Progress(attempt=attempt, step=step, final_step=final_step, time=wall())
         self._publisher = _Publisher(path, min_interval_s) if path is not None else None
+        self._link = open_link()
         self._enter("start")
 
     @property
@@ -120,13 +125,17 @@ class ProgressWriter:
 
     def resumed(self, step: int, samples: int) -> None:
         """Say that a checkpoint of this step was loaded; the phase stays "start" until the next step is done."""
+        TIMES.restart()
         self._record = replace(self._record, step=step, samples=samples)
         self._enter(self._record.phase)
 
-    def step_done(self, step: int, *, loss: float | None = None, samples: int | None = None) -> None:
-        """Say that an optimizer step is finished."""
+    def step_done(
+        self, step: int, *, loss: float | None = None, samples: int | None = None, own_s: float | None = None
+    ) -> None:
+        """Say that an optimizer step is finished. `own_s`: of it, this rank's own time, if the training measures it."""
         now = self._clock()
         was = self._record.phase
+        TIMES.step_done(step, own_s)
         self._limits = self._limits.learn(was, now - self._mark - self._away_s)
         self._mark, self._away_s = now, 0.0
         is_last = self._record.final_step is not None and step >= self._record.final_step
@@ -135,7 +144,8 @@ class ProgressWriter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Announce another phase (save, eval) for a while, then come back to the one before."""
+        """Announce another phase (restore, compile, save, eval) for a while, then come back to the one before."""
+        TIMES.spoil()
         before, began = self._record.phase, self._clock()
         self._enter(name)
         try:
@@ -147,6 +157,10 @@ class ProgressWriter:
             if name == "save":
                 self._record = replace(self._record, save_blocking_s=took)
             self._enter(before)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a wait for the other ranks: it is not this rank's own time."""
+        return TIMES.waiting()
 
     def save_ended(self, *, saved_step: int | None, total_s: float | None, failures: int, error: str) -> None:
         """Say how saving stands, now that a save has ended. `failures`: in a row, `error`: of the newest of them."""
@@ -190,6 +204,9 @@ class ProgressWriter:
         )
         if self._publisher is not None:
             self._publisher.offer(self._record, urgent=urgent)
+        if self._link is not None:
+            record = self._record
+            self._link.tell((record.step, name, record.limit_s), urgent=urgent)
 
 
 class _Publisher:
