@@ -58,6 +58,7 @@ from trainer.session.surroundings import (
     say_uncopied,
     settle,
 )
+from trainer.session.waits import watch_waits
 from trainer.session.watching import LossDiverged, LossJudge, LossReader
 from trainer.session.wishes import Wishes
 from trainer.signals import SaveRequests
@@ -146,6 +147,7 @@ class Checkpointer:
             extra=(*(extra or {}), *(per_rank or {})),
         )
         self._agreement = Agreement()
+        watch_waits(model)
         run_dir = Path(run_dir) if run_dir is not None else None
         self._place = place = settle(read_place(run_dir=run_dir), self._agreement)
         self._last_word = LastWord(place)
@@ -225,7 +227,8 @@ class Checkpointer:
         if self._place.run_dir is None:
             return None
         try:
-            restored = restore(self._state, self._place, self._agreement)
+            with self._progress.phase("restore"):
+                restored = restore(self._state, self._place, self._agreement)
         except CheckpointRejected as error:
             self._last_word.leave(contract.EXIT_CHECKPOINT_REJECTED, str(error), checkpoint=error.path)
             raise
