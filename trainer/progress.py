@@ -11,6 +11,7 @@ except when the phase changes, and goes on when the disk is full.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
-from trainer.contract import PHASES, Progress, write_json
+from trainer.contract import ENV_LAUNCH, PHASES, Progress, write_json
 from trainer.ranklink import open_link
 from trainer.steptime import TIMES
 
@@ -108,9 +109,10 @@ class ProgressWriter:
         self._wall = wall
         self._mark = clock()
         self._away_s = 0.0  # time spent in other phases since the last step
-        self._record = Progress(attempt=attempt, step=step, final_step=final_step, time=wall())
+        self._record = Progress(attempt=attempt, step=step, final_step=final_step, time=wall(), launch=_read_launch())
         self._publisher = _Publisher(path, min_interval_s) if path is not None else None
         self._link = open_link()
+        self._entered: Mapping[str, int] = {}  # long phases, how often: ranks that enter them together are compared
         self._enter("start")
 
     @property
@@ -146,6 +148,7 @@ class ProgressWriter:
     def phase(self, name: str) -> Iterator[None]:
         """Announce another phase (restore, compile, save, eval) for a while, then come back to the one before."""
         TIMES.spoil()
+        self._entered = {**self._entered, name: self._entered.get(name, 0) + 1}
         before, began = self._record.phase, self._clock()
         self._enter(name)
         try:
@@ -206,7 +209,12 @@ class ProgressWriter:
             self._publisher.offer(self._record, urgent=urgent)
         if self._link is not None:
             record = self._record
-            self._link.tell((record.step, name, record.limit_s), urgent=urgent)
+            self._link.tell((record.step, name, record.limit_s, self._entered), urgent=urgent)
+
+
+def _read_launch() -> int | None:
+    number = os.environ.get(ENV_LAUNCH, "")
+    return int(number) if number.isdecimal() else None
 
 
 class _Publisher:

@@ -30,7 +30,7 @@ TELL_INTERVAL_S = 0.5
 RECONNECT_S = 1.0
 MAX_LINE_BYTES = 64 * 1024
 
-News = tuple[int, str, float | None]  # step, phase, limit_s
+News = tuple[int, str, float | None, Mapping[str, int]]  # step, phase, limit_s, long phases entered
 
 
 class RankLink:
@@ -117,8 +117,15 @@ class RankLink:
         news = self._news
         if news is None or news == self._told:
             return
-        step, phase, limit_s = news
-        message = {"type": "progress", "step": step, "phase": phase, "limit_s": limit_s, **TIMES.told()}
+        step, phase, limit_s, entered = news
+        message = {
+            "type": "progress",
+            "step": step,
+            "phase": phase,
+            "limit_s": limit_s,
+            "entered": entered,
+            **TIMES.told(),
+        }
         sock.sendall(render_line(message))
         self._told = news
 

@@ -34,7 +34,14 @@ SIGNS_INTERVAL_S = 5.0  # of ranks that have no line
 
 _TURN_S = 0.5
 _FOLDER_PREFIX = "supervisor-ranks-"
-_NUMBERS = ("limit_s", "timed_step", "timed", "step_s", "own_s")  # what a rank may say besides step and phase
+_NUMBERS = (
+    "limit_s",
+    "entered",
+    "timed_step",
+    "timed",
+    "step_s",
+    "own_s",
+)  # what a rank may say besides step and phase
 
 
 def make_socket_folder() -> Path:
@@ -300,6 +307,9 @@ class RankDesk:
             line.vitals = None
         line.step, line.phase = step, phase
         line.news = {name: message[name] for name in _NUMBERS if type(message.get(name)) in (int, float)}
+        entered = message.get("entered")
+        if isinstance(entered, dict) and len(entered) <= len(PHASES):
+            line.news["entered"] = {str(name): int(count) for name, count in entered.items()}
         return is_phase_new
 
     def _tell(self, line: _Line) -> Message:
