@@ -68,7 +68,7 @@ class Hang:
     places: Mapping[int, str] = field(default_factory=dict)  # node of each rank
     nodes: tuple[str, ...] = ()  # to blame: it happened on this node before
     hint: str = ""  # the node of the missing ranks, if it is one
-    why: tuple[str, ...] = ()  # what speaks against these ranks
+    named_by: str = ""  # what speaks against these ranks: "process", "step", "flight", "stacks" or "cpu"
     evidence: tuple[str, ...] = ()  # sentences
 
     @property
@@ -81,11 +81,11 @@ class Hang:
             f"(limit {self.limit_s:.1f} s){missing}{on}"
         )
 
-    def name(self, ranks: Sequence[int], why: str) -> Hang:
-        """This hang with the ranks that the others wait for."""
+    def name(self, ranks: Sequence[int], by: str, why: str) -> Hang:
+        """This hang with the ranks that the others wait for, and one sentence about it."""
         nodes = {self.places[rank] for rank in ranks if rank in self.places}
         hint = nodes.pop() if len(nodes) == 1 else ""
-        return replace(self, ranks=tuple(ranks), hint=hint, why=(*self.why, why), evidence=(*self.evidence, why))
+        return replace(self, ranks=tuple(ranks), hint=hint, named_by=by, evidence=(*self.evidence, why))
 
 
 def _join(ranks: Sequence[int]) -> str:
@@ -143,8 +143,8 @@ def judge_ranks(views: Sequence[RankView], allowance: Allowance) -> Hang | None:
         limit_s=limits[worst.rank] or 0.0,
         places={view.rank: view.node for view in views},
     )
-    ranks, why = choose_suspects(views, joint)
-    return hang.name(ranks, why) if ranks else hang
+    ranks, by, why = choose_suspects(views, joint)
+    return hang.name(ranks, by, why) if ranks else hang
 
 
 def _is_overdue(view: RankView, limit_s: float | None) -> bool:
@@ -184,20 +184,20 @@ def _do_others_go_on(view: RankView, views: Sequence[RankView], limit_s: float |
     return any(other.age_s < 0.5 * (limit_s or 0.0) for other in views if other is not view)
 
 
-def choose_suspects(views: Sequence[RankView], joint: frozenset[str]) -> tuple[tuple[int, ...], str]:
-    """The ranks that the others wait for, and why, as far as their steps and processes tell; none: ((), "")."""
+def choose_suspects(views: Sequence[RankView], joint: frozenset[str]) -> tuple[tuple[int, ...], str, str]:
+    """The ranks that the others wait for, by what, and why, as far as their steps and processes tell."""
     for letter, what in (("T", "its process is stopped (T)"), ("D", "its process waits in the kernel (D)")):
         found = tuple(view.rank for view in views if view.state == letter)
         if found and (len(found) < len(views) or len(views) == 1):
-            return found, f"rank {_join(found)}: {what}"
+            return found, "process", f"rank {_join(found)}: {what}"
     ahead = [view for view in views if any(_has_passed(view, other, joint) for other in views)]
     behind = [view for view in views if view not in ahead]
     if not ahead:
-        return (), ""
+        return (), "", ""
     ranks, most = tuple(view.rank for view in behind), max(view.step for view in views)
     if behind[0].step == most:
-        return ranks, f"rank {_join(ranks)} has not come to the {ahead[0].phase} that others are in"
-    return ranks, f"rank {_join(ranks)} is at step {behind[0].step}, others at {most}"
+        return ranks, "step", f"rank {_join(ranks)} has not come to the {ahead[0].phase} that others are in"
+    return ranks, "step", f"rank {_join(ranks)} is at step {behind[0].step}, others at {most}"
 
 
 # ---------------------------------------------------------------- over time
@@ -307,7 +307,7 @@ class HangWatch:
         if silence is None:
             return None
         hang = Hang(step=-1, phase="step", silent_s=silence.silent_s, limit_s=silence.limit_s, places=silence.places)
-        return hang.name(silence.ranks, silence.why) if silence.ranks else hang
+        return hang.name(silence.ranks, "cpu", silence.why) if silence.ranks else hang
 
     def _learn(self, before: RankView | None, view: RankView) -> None:
         """A silence that ended by itself is no hang the next time either."""
