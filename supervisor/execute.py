@@ -36,6 +36,7 @@ from supervisor.model import (
     AttemptState,
     Checkpoint,
     CheckpointState,
+    Drill,
     Fact,
     Intent,
     IntentKind,
@@ -409,11 +410,16 @@ class Executor:
             seq=attempt.advice_seq,
             checkpoint_every_s=every_s_of(run, attempt),
             save_requests=attempt.save_requests,
+            resume_from=attempt.advised_path,
+            resume_step=attempt.advised_step,
+            drill=_drill_request(attempt.drill),
         )
         name = run.spec.paths.advice(attempt.number).name
         files = {name: contract.render_json(advice)}
         self._owners.reader(run).write_attempt(run.spec.run_dir, attempt.number, files)
-        return Outcome(state=IntentState.DONE, text=f"told: a save every {advice.checkpoint_every_s:.0f} s")
+        said = f"told: a save every {advice.checkpoint_every_s:.0f} s"
+        said += f"; step {advice.resume_step} may be resumed from" if advice.resume_from else ""
+        return Outcome(state=IntentState.DONE, text=said)
 
     def _move_link(self, intent: Intent, run: Run, attempt: Attempt) -> Outcome:
         """Point the link of a script's job that waits at another checkpoint; one that has begun may have read it.
@@ -589,6 +595,12 @@ class Executor:
             return Outcome(state=IntentState.REFUSED, text=f"notify command: {error}")
         state = IntentState.DONE if ended.returncode == 0 else IntentState.REFUSED
         return Outcome(state=state, text=f"notify command: exit {ended.returncode} {ended.stderr[:200]}".strip())
+
+
+def _drill_request(drill: Drill | None) -> contract.DrillRequest | None:
+    if drill is None:
+        return None
+    return contract.DrillRequest(id=drill.id, kind=drill.kind, node=drill.node, at_step=drill.at_step)
 
 
 def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contract.AttemptSpec:

@@ -79,6 +79,7 @@ CREATE TABLE runs (
   changed_at TEXT NOT NULL,
   released_at TEXT,
   save_asked_at TEXT,
+  drill TEXT,
   skips_released_at TEXT,
   final_step INTEGER
 );
@@ -127,6 +128,17 @@ CREATE TABLE attempts (
   unshared_nodes TEXT NOT NULL,
   skip_samples TEXT NOT NULL,
   loss_fault TEXT,
+  launch INTEGER NOT NULL,
+  launched_at TEXT,
+  launch_step INTEGER,
+  training TEXT NOT NULL,
+  recovering TEXT NOT NULL,
+  recovering_at TEXT,
+  interruptions_read INTEGER NOT NULL,
+  stragglers TEXT NOT NULL,
+  advised_path TEXT NOT NULL,
+  advised_step INTEGER NOT NULL,
+  drill TEXT,
   PRIMARY KEY (run, number)
 );
 -- Two live attempts of a run would train and publish side by side: the database itself refuses the second one. One that
@@ -158,6 +170,8 @@ CREATE TABLE checkpoints (
 CREATE TABLE interruptions (
   run TEXT NOT NULL,
   attempt INTEGER NOT NULL,
+  launch INTEGER NOT NULL,
+  is_in_job INTEGER NOT NULL,
   kind TEXT NOT NULL,
   cause TEXT NOT NULL,
   node TEXT,
@@ -168,7 +182,8 @@ CREATE TABLE interruptions (
   last_step INTEGER,
   resume_step INTEGER,
   evidence TEXT NOT NULL,
-  PRIMARY KEY (run, attempt),
+  parts TEXT NOT NULL,
+  PRIMARY KEY (run, attempt, launch),
   FOREIGN KEY (run, attempt) REFERENCES attempts (run, number)
 );
 CREATE INDEX interruptions_by_time ON interruptions (detected_at);

@@ -116,7 +116,7 @@ class ProgressSpec:
     restore_max_s: float = 3600.0  # a restore that takes longer has hung
     compile_min_s: float = 60.0  # compile: where the training says that it compiles
     compile_max_s: float = 3600.0  # a compilation that takes longer has hung
-    step_min_s: float = 5.0  # step: between two steps
+    step_min_s: float = 7.0  # step: between two steps
     step_max_s: float = 900.0  # no step for this long: hung
     save_min_s: float = 60.0  # save: while a checkpoint is written
     save_max_s: float = 1800.0  # a save that takes longer has hung
@@ -253,6 +253,20 @@ class RunState(StrEnum):
     FINISHED = "finished"
 
 
+DRILLS = ("node", "process", "network", "hang")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """A failure that a person wants to see recovered from (as trainer.contract.DrillRequest)."""
+
+    id: str  # each is made once
+    kind: str  # one of DRILLS
+    node: str = ""  # empty: the launcher chooses one that trains and is not its own
+    at_step: int | None = None  # not before this step is done; None: now
+    attempt: int = 0  # that it is for: none other makes it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What was asked for, and what is wanted of it now."""
@@ -269,6 +283,7 @@ class Run:
     changed_at: datetime = EPOCH
     released_at: datetime | None = None  # restarts before this are forgiven
     save_asked_at: datetime | None = None  # when a person last asked for a save now
+    drill: Drill | None = None  # the newest failure that a person wants to see recovered from
     skips_released_at: datetime | None = None  # batches at which the loss went wrong before this are left out
     final_step: int | None = None
 
@@ -407,6 +422,22 @@ class Attempt:
     unshared_nodes: tuple[str, ...] = ()  # whose mark in the checkpoint folder was never seen from here
     skip_samples: tuple[SkippedSamples, ...] = ()  # what it leaves out, in order
     loss_fault: LossFault | None = None
+    launch: int = 0  # which start of the training within its job is the present one, from 0
+    launched_at: datetime | None = None  # when that one was first seen; None while it is the first
+    launch_step: int | None = None  # that it began from; None: `resume_step`
+    training: tuple[str, ...] = ()  # nodes that train, by rank; empty: not known (yet)
+    recovering: str = ""  # why the training is being started again inside its job; empty: it is not
+    recovering_at: datetime | None = None  # since when
+    interruptions_read: int = 0  # starts before this one are settled: their records are not read again
+    stragglers: tuple[str, ...] = ()  # ranks that are slower than the others now, in words
+    advised_path: str = ""  # newest checkpoint that it was told of while it runs
+    advised_step: int = 0
+    drill: Drill | None = None  # the newest failure on purpose that it was told to make
+
+    @property
+    def spare_nodes(self) -> tuple[str, ...]:
+        """Nodes of the job that do not train: spares, and those that were left out."""
+        return tuple(node for node in self.nodes if node not in self.training) if self.training else ()
 
     @property
     def is_adopted(self) -> bool:
@@ -472,12 +503,25 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of the time that an interruption took."""
+
+    name: str  # e.g. "stop", "checks", "start"
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """An unplanned end or stall of one attempt, or (is_planned) an end that costs time but is nobody's fault."""
+    """An unplanned end or stall of one attempt, or (is_planned) an end that costs time but is nobody's fault.
+
+    Or (is_in_job) the end of one start of the training that was followed by another one in the same job.
+    """
 
     run: str
     attempt: int
-    kind: str  # AttemptEnd's word
+    launch: int = 0  # the start of the training within the attempt that was interrupted
+    is_in_job: bool = False  # another one followed in the same job
+    kind: str  # AttemptEnd's word; inside a job one of trainer.contract.INTERRUPTION_KINDS
     cause: str  # one sentence for people
     node: str | None
     is_planned: bool
@@ -487,6 +531,7 @@ class Interruption:
     last_step: int | None = None
     resume_step: int | None = None
     evidence: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()  # where the time inside the job went, as the launcher says
 
     @property
     def recovery_s(self) -> float | None:

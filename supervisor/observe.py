@@ -233,7 +233,7 @@ class Observer:
 
 
 class _Sources(TypedDict, total=False):
-    """Where a training that knows nothing of the contract leaves its signs; empty for one that keeps it."""
+    """Where a training that knows nothing of the contract leaves its signs, and what is known of one that keeps it."""
 
     log_path: Path | None
     log_offset: int
@@ -241,6 +241,7 @@ class _Sources(TypedDict, total=False):
     checkpoint_directory: Path | None
     layout: str
     unfinished_markers: tuple[str, ...]
+    interruptions_from: int
 
 
 def _sources(run: Run, last: Attempt | None) -> _Sources:
@@ -250,6 +251,8 @@ def _sources(run: Run, last: Attempt | None) -> _Sources:
         log = find_log(run, last, user=user_name(run.owner_uid))
         if log is not None:
             sources["log_path"], sources["log_offset"] = log, last.log_offset
+    if last is not None and last.interruptions_read:
+        sources["interruptions_from"] = last.interruptions_read
     if spec.progress.pattern:
         sources["pattern"] = spec.progress.pattern
     if spec.checkpoint.layout != "supervisor":

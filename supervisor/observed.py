@@ -16,6 +16,7 @@ from trainer.contract import (
     CheckResult,
     Divergence,
     ExitRecord,
+    InterruptionRecord,
     LaunchReport,
     NodeReport,
     Outcome,
@@ -90,6 +91,7 @@ class RunView:
     launch: Seen[LaunchReport] | None = None
     log: Seen[int] | None = None  # size of the job's log, bytes: the sign of life of a script that reports no progress
     exit: ExitRecord | None = None
+    interruptions: tuple[InterruptionRecord, ...] = ()  # of starts inside the job, those that were asked for
     outcome: Outcome | None = None
     divergence: Divergence | None = None  # the training's finding that its loss went wrong
     node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended

@@ -120,7 +120,7 @@ def handle(
 def _look_up(request: Request, ledger: RequestLedger, now: datetime, rights: Rights, jobs: Jobs | None) -> Asked:
     name = choose_run_name(request)
     asks_job = request.verb == "job" and name is not None
-    needs_attempts = request.verb in {"job", "save"} and name is not None
+    needs_attempts = request.verb in {"job", "save", "drill"} and name is not None
     runs = ledger.load_runs() if request.verb in HANDS_IN else ()
     attempts = ledger.load_attempts(name) if needs_attempts and name else ()
     if request.verb in NAMES_RUNS:

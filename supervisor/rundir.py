@@ -80,6 +80,7 @@ class RunDirReader:
         checkpoint_directory: Path | None = None,
         layout: str = OWN_LAYOUT,
         unfinished_markers: tuple[str, ...] = UNFINISHED_MARKERS,
+        interruptions_from: int = 0,
     ) -> RunView:
         """What the run directory says now; raises RunDirUnreadable after at most `deadline_s`.
 
@@ -88,7 +89,7 @@ class RunDirReader:
         directory's), without those that bear one of `unfinished_markers`: a folder that can't be looked at is told in
         the view, and takes up to `deadline_s` more. Attempt 0, before the first: nothing but them is read. `pattern`
         finds the step in the log where the training writes no progress file (default: the layout's own); that takes
-        at most another second.
+        at most another second. Records of interruptions inside the job are read from `interruptions_from` on.
         """
         surveyed, strange = None, _NOT_STRANGE
         if attempt:
@@ -101,6 +102,7 @@ class RunDirReader:
                 log_path=str(log_path or ""),
                 offset=log_offset,
                 layout=layout,
+                interruptions_from=interruptions_from,
             )
             data = self._pool.ask(f"read {run_dir}", question, deadline_s)
         if layout != OWN_LAYOUT:  # after the exit record: what was published before it is seen with it
@@ -210,6 +212,7 @@ class RunDirReader:
             launch=launch.seen(now),
             log=log.seen(now),
             exit=findings.exit,
+            interruptions=findings.interruptions,
             outcome=findings.outcome,
             divergence=findings.divergence,
             node_reports=findings.node_reports,

@@ -35,6 +35,7 @@ from trainer.contract import (
     ContractError,
     Divergence,
     ExitRecord,
+    InterruptionRecord,
     LaunchReport,
     Manifest,
     NodeReport,
@@ -55,6 +56,7 @@ LOG_TAIL_BYTES = 256 * 1024
 MAX_NODE_REPORTS = 4096
 MAX_NAMES = 20_000
 MAX_LOGS = 100
+MAX_INTERRUPTIONS = 32  # read at once, the oldest first
 MAX_UPLOAD_REPORTS = 64  # read where the copying fails
 MAX_CHECKPOINTS = 256  # newest steps
 RECHECK_S = 60.0  # between two looks at the sizes of an unchanged checkpoint's files
@@ -80,6 +82,7 @@ class Question:
     layout: str = "supervisor"  # with read and survey; "supervisor": the checkpoints of our own layout are read
     target: str = ""  # with link: the checkpoint
     marks: tuple[str, ...] = UNFINISHED_MARKERS  # with survey: of checkpoints that are not finished
+    interruptions_from: int = 0  # with read: records of starts of the training before this one are known
     pattern: str = ""  # with steps, and with logs: of their names, its group being the job's id
 
 
@@ -101,6 +104,7 @@ class Findings:
     launch_content: Content
     log_bytes: int | None = None  # size of the job's log
     exit: ExitRecord | None = None
+    interruptions: tuple[InterruptionRecord, ...] = ()
     outcome: Outcome | None = None
     divergence: Divergence | None = None
     node_reports: tuple[NodeReport, ...] = ()
@@ -175,6 +179,7 @@ def _read_contents(question: Question, run_dir: Path, cache: CheckpointCache) ->
         launch_content=launch_content,
         log_bytes=_read_size(log, question.offset),
         exit=exit_record,
+        interruptions=tuple(_read_interruptions(paths, attempt, question.interruptions_from, notes)),
         divergence=divergence,
         checkpoints=views,
         unknown_checkpoints=unknown,
@@ -214,6 +219,23 @@ def _read_uploads(paths: RunPaths, attempt: int, notes: Notes) -> Iterator[Uploa
         report, _ = _read_record(UploadReport, paths.upload_report(attempt, node), SMALL_BYTES, attempt, notes)
         if report is not None and report.failures:
             yield report
+
+
+def _read_interruptions(paths: RunPaths, attempt: int, first: int, notes: Notes) -> Iterator[InterruptionRecord]:
+    """Records of interrupted starts of the training inside the job, from number `first` on, ascending, some at once."""
+    folder = paths.interruption(attempt, 0).parent
+    names = (n for n in _list(folder, MAX_NAMES, notes) if _INTERRUPTION_NAME.fullmatch(n))
+    numbers = sorted(number for name in names if (number := int(name[:-5])) >= first)
+    for launch in numbers[:MAX_INTERRUPTIONS]:
+        path = paths.interruption(attempt, launch)
+        record, _ = _read_record(InterruptionRecord, path, SMALL_BYTES, attempt, notes)
+        if record is not None and record.launch != launch:
+            notes.add(path, f"of start {record.launch}, not {launch}")
+        elif record is not None:
+            yield record
+
+
+_INTERRUPTION_NAME = re.compile(r"(0|[1-9][0-9]{0,6})\.json")
 
 
 def _read_size(path: Path, since: int) -> int | None:

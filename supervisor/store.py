@@ -142,7 +142,7 @@ _TABLES: Mapping[str, _Table] = {
     "Run": _Table(name="runs", key=("name",)),
     "Attempt": _Table(name="attempts", key=("run", "number")),
     "Checkpoint": _Table(name="checkpoints", key=("run", "step", "attempt")),
-    "Interruption": _Table(name="interruptions", key=("run", "attempt")),
+    "Interruption": _Table(name="interruptions", key=("run", "attempt", "launch")),
     "NodeMemory": _Table(name="nodes", key=("node",)),
     "NodeEvent": _Table(name="node_events"),
     "CheckRow": _Table(name="checks"),
@@ -523,7 +523,7 @@ class Store:
         return self._records(
             Interruption,
             "SELECT * FROM interruptions WHERE (?1 IS NULL OR run = ?1) AND (?2 IS NULL OR detected_at >= ?2) "
-            "ORDER BY detected_at, run, attempt",
+            "ORDER BY detected_at, run, attempt, launch",
             run,
             None if since is None else to_text(since),
         )

@@ -23,8 +23,10 @@ from supervisor.config import ConfigError, parse_run_file
 from supervisor.control import Peer, Request, failure
 from supervisor.core.restarts import REFUSED
 from supervisor.model import (
+    DRILLS,
     Attempt,
     AttemptState,
+    Drill,
     Fresh,
     Intent,
     IntentKind,
@@ -403,6 +405,44 @@ def _save(asked: Asked) -> Decision:
     return _change(asked, run, message, save_asked_at=asked.now)
 
 
+def _drill(asked: Asked) -> Decision:
+    """Have the launcher of the running attempt make a failure, once; it is told within a cycle."""
+    run = _changeable(asked)
+    if isinstance(run, Decision):
+        return run
+    last = max(asked.attempts, key=lambda a: a.number, default=None)
+    if last is None or last.state is not AttemptState.RUNNING:
+        return refuse(CONFLICT, f"run {run.name} does not run now: nothing can fail on purpose")
+    if run.script is not None or not run.spec.restart.in_job:
+        return refuse(CONFLICT, f"run {run.name} is not started again inside its job: no launcher takes a drill")
+    drill = _read_drill(asked.request.body, last)
+    if isinstance(drill, str):
+        return refuse(BAD_INPUT, drill)
+    if run.drill is not None and run.drill.id == drill.id:
+        return _nothing_to_do(asked.request, run, f"drill {drill.id} was asked for already")
+    where = f" on {drill.node}" if drill.node else ""
+    when = f" once step {drill.at_step} is done" if drill.at_step is not None else " now"
+    message = f"run {run.name}, attempt {last.number}: a failure of kind {drill.kind} is made{where}{when}"
+    decision = _change(asked, run, message, drill=drill)
+    return dataclasses.replace(decision, reply={**decision.reply, "id": drill.id, "attempt": last.number})
+
+
+def _read_drill(body: Mapping[str, Any], last: Attempt) -> Drill | str:
+    """The drill that a request describes, or what is wrong with it."""
+    kind, node, at_step, given = (body.get(key) for key in ("kind", "node", "at_step", "id"))
+    if kind not in DRILLS:
+        return f"kind must be one of {', '.join(DRILLS)}"
+    if not isinstance(given, str) or not re.fullmatch(r"[0-9a-f]{1,32}", given):
+        return "id must be up to 32 hex digits"
+    if at_step is not None and (type(at_step) is not int or not 0 <= at_step < 2**53):
+        return "at_step must be a step, or null for now"
+    if node is not None and not isinstance(node, str):
+        return "node must be a name"
+    if node and node not in last.nodes:
+        return f'"{node[:80]}" is no node of attempt {last.number}, which has {", ".join(last.nodes[:20])}'
+    return Drill(id=given, kind=kind, node=node or "", at_step=at_step, attempt=last.number)
+
+
 def _pause(asked: Asked) -> Decision:
     return _set_pause(asked, is_paused=True)
 
@@ -464,6 +504,7 @@ _VERBS: Mapping[str, _Verb] = {
     "resume": _resume,
     "release": _release,
     "save": _save,
+    "drill": _drill,
 }
 NAMES_RUNS = frozenset({"sbatch", "adopt"})
 HANDS_IN = NAMES_RUNS | {"submit"}

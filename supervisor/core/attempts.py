@@ -10,6 +10,7 @@ from datetime import datetime
 from slurm.types import JobState
 from supervisor.core.identity import fold_submission
 from supervisor.core.interval import fold_cost
+from supervisor.core.launches import fold_launch, is_of_earlier_launch, since_launch_s
 from supervisor.core.sight import Sight
 from supervisor.model import (
     UNREPORTED,
@@ -41,6 +42,8 @@ def fold_attempt(sight: Sight) -> Attempt:
         attempt = replace(attempt, nodes=job.nodes)
     if not attempt.nodes and view is not None and view.launch is not None and view.launch.value.nodes:
         attempt = replace(attempt, nodes=tuple(sorted(view.launch.value.nodes)))
+    if view is not None and view.launch is not None:
+        attempt = fold_launch(attempt, view.launch.value, sight.now)
     if sight.is_suspended:
         return _fold_suspension(attempt, sight.now)
     if view is not None and view.progress is None and attempt.stepped_at is None:
@@ -102,6 +105,10 @@ def _fold_progress(attempt: Attempt, seen: Seen[contract.Progress], first_step: 
     progress = seen.value
     if progress.attempt != attempt.number or seen.unchanged_s >= since_suspension_s(attempt, now):
         return attempt
+    if is_of_earlier_launch(attempt, progress.launch):
+        return attempt
+    if progress.launch is None and seen.unchanged_s >= since_launch_s(attempt, now):
+        return attempt  # its writer can't tell, and it has not changed since this start
     has_stepped = progress.phase != "start" and progress.step > attempt.resume_step
     is_first = attempt.stepped_at is None and has_stepped
     is_news = progress.step != attempt.last_step or progress.phase != attempt.phase
@@ -156,6 +163,7 @@ def _fold_uploads(attempt: Attempt, reports: Sequence[contract.UploadReport]) ->
 def last_step_seen(sight: Sight) -> int | None:
     """The newest step known, from the progress file where it can be read."""
     steps = [sight.attempt.last_step]
-    if sight.view is not None and sight.view.progress is not None:
-        steps.append(sight.view.progress.value.step)
+    progress = sight.view.progress.value if sight.view is not None and sight.view.progress is not None else None
+    if progress is not None and not is_of_earlier_launch(sight.attempt, progress.launch):
+        steps.append(progress.step)
     return max((s for s in steps if s is not None), default=None)

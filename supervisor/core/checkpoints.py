@@ -268,3 +268,16 @@ def choose_prunable(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec) -> 
 def newest_verified(checkpoints: Sequence[Checkpoint]) -> Checkpoint | None:
     """The newest VERIFIED checkpoint by (step, attempt)."""
     return max((c for c in checkpoints if c.state is CheckpointState.VERIFIED), key=lambda c: c.key, default=None)
+
+
+def newest_advisable(checkpoints: Sequence[Checkpoint], spec: CheckpointSpec) -> Checkpoint | None:
+    """The newest checkpoint that a running job may start again from, without anything being looked at first.
+
+    Its bytes were read back; of another framework's layout, one too large to be read here will do, as for a new job.
+    """
+    believed = (
+        c
+        for c in checkpoints
+        if c.is_usable and (c.verified_at is not None or (c.stamp and c.size_bytes > spec.verify_on_head_max_bytes))
+    )
+    return max(believed, key=lambda c: c.key, default=None)

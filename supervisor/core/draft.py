@@ -47,7 +47,7 @@ class Draft:
         self._attempts = {name: {a.number: a for a in items} for name, items in world.attempts.items()}
         self._aside = {name: {a.number: a for a in items} for name, items in world.aside.items()}
         self._checkpoints = {name: {c.key: c for c in items} for name, items in world.checkpoints.items()}
-        self._interruptions = {(i.run, i.attempt): i for i in world.interruptions}
+        self._interruptions = {(i.run, i.attempt, i.launch): i for i in world.interruptions}
         self._facts: dict[object, Fact] = {}
         self._events: list[Fact] = []
         self._intents: dict[str, Intent] = {}
@@ -149,7 +149,7 @@ class Draft:
             checkpoints[record.key] = record
             return ("checkpoint", record.run, record.key), known
         if isinstance(record, Interruption):
-            place = (record.run, record.attempt)
+            place = (record.run, record.attempt, record.launch)
             known = self._interruptions.get(place)
             self._interruptions[place] = record
             return ("interruption", *place), known

@@ -14,6 +14,7 @@ from slurm.pending import explain_start_failure, is_launch_failure
 from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core.divergence import describe_fault, read_fault
+from supervisor.core.launches import HARD_KINDS, is_in_hand, is_most, overdue_s
 from supervisor.core.sight import SECOND_LOOK_S, Sight, is_alive
 from supervisor.core.stalls import judge_stall
 from supervisor.model import (
@@ -47,9 +48,11 @@ class Ended:
 def judge_end(sight: Sight, *, is_paused: bool = False) -> Ended | None:
     """How the attempt ended, or None while it goes on (or while nobody can tell).
 
-    While paused only ends that have happened count: nothing that still runs is given up.
+    While paused only ends that have happened count: nothing that still runs is given up. While the launcher lives, a
+    node that is lost is its business: it goes on without it.
     """
-    rows = [row for row in _END_ROWS if not (is_paused and row in _GIVING_UP)]
+    left_out = (_GIVING_UP if is_paused else frozenset()) | (_OF_THE_LAUNCHER if is_in_hand(sight) else frozenset())
+    rows = [row for row in _END_ROWS if row not in left_out]
     ended = next((ended for row in rows if (ended := row(sight)) is not None), None)
     if ended is not None and ended.end is not AttemptEnd.STOPPED and _awaits_folder(sight):
         return None
@@ -139,20 +142,55 @@ def _ended_by_launcher(sight: Sight) -> Ended | None:
     record = sight.view.exit if sight.view is not None else None
     if record is None or record.attempt != sight.attempt.number or record.exit_code == SIGTERM_EXIT:
         return None
+    ended = _judge_exit(sight, record)
+    if ended is None or record.next != "hold":
+        return ended
+    return replace(ended, is_curable=False)  # the same start failed again and again inside the job
+
+
+def _judge_exit(sight: Sight, record: contract.ExitRecord) -> Ended | None:
+    blamed = _blamed_nodes(sight, record)
     if record.exit_code == contract.EXIT_NODE_SILENT:
-        return _given_up_by_launcher(sight, record)
+        return _blamed_by_launcher(sight, record, blamed) if blamed else _given_up_by_launcher(sight, record)
     end = _EXIT_ENDS.get(record.exit_code)
     if end is not None:
         return Ended(
             end=end,
             detail=_reason(record),
-            nodes=_failing_nodes(sight, record),
+            nodes=_failing_nodes(sight, record) or (blamed if end is AttemptEnd.NODE_CHECK else ()),
             hint=record.node,
             evidence=_outcome_evidence(sight, record),
             exit_code=record.exit_code,
             is_curable=end is not AttemptEnd.DO_NOT_RESTART,
         )
+    if blamed and record.next == "resubmit":
+        return _blamed_by_launcher(sight, record, blamed)
     return _crashed(sight, _reason(record), exit_code=record.exit_code, node=record.node)
+
+
+def _blamed_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
+    """Nodes that the launcher blames for this end and that can't be used; none where it blames most of them.
+
+    Of a node whose agent was killed, or whose rank hung, the interruption's own record says so: that condemns nobody.
+    """
+    interrupted = sight.view.interruptions if sight.view is not None else ()
+    soft = {n for r in interrupted if r.launch >= record.launches - 1 and r.kind not in HARD_KINDS for n in r.nodes}
+    blamed = tuple(n for n in _own_nodes(sight, tuple(dict.fromkeys(record.bad_nodes))) if n not in soft)
+    return () if is_most(blamed, sight.attempt) else blamed
+
+
+def _blamed_by_launcher(sight: Sight, record: contract.ExitRecord, blamed: tuple[str, ...]) -> Ended:
+    """Too few nodes are left in the job for another start: the ones that are gone are named by the launcher's proof."""
+    is_silent = record.exit_code == contract.EXIT_NODE_SILENT
+    line = f"exit record: code {record.exit_code}: {record.reason}"
+    return Ended(
+        end=AttemptEnd.NODE_SILENT if is_silent else AttemptEnd.NODE_FAILED,
+        detail=_reason(record),
+        nodes=blamed,
+        hint=record.node,
+        evidence=_evidence(sight, line),
+        exit_code=record.exit_code,
+    )
 
 
 def _given_up_by_launcher(sight: Sight, record: contract.ExitRecord) -> Ended | None:
@@ -455,6 +493,15 @@ def _vanished(sight: Sight) -> Ended | None:
     )
 
 
+def _not_recovered(sight: Sight) -> Ended | None:
+    """The launcher lives and has been recovering for longer than that can take."""
+    took_s = overdue_s(sight)
+    if took_s is None or sight.attempt.state is not AttemptState.RUNNING:
+        return None
+    detail = f"not started again inside the job for {took_s:.0f} s: {sight.attempt.recovering}"
+    return Ended(end=AttemptEnd.STALLED, detail=detail, evidence=(detail,))
+
+
 def _stalled(sight: Sight) -> Ended | None:
     silence = judge_stall(sight)
     if silence is None:
@@ -472,6 +519,8 @@ _END_ROWS: tuple[Callable[[Sight], Ended | None], ...] = (
     _terminated,
     _outgrown,
     _vanished,
+    _not_recovered,
     _stalled,
 )
-_GIVING_UP = frozenset({_silent, _failed_by_slurm, _outgrown, _stalled})
+_GIVING_UP = frozenset({_silent, _failed_by_slurm, _outgrown, _not_recovered, _stalled})
+_OF_THE_LAUNCHER = frozenset({_silent, _failed_by_slurm})

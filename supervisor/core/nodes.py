@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from slurm.types import JobFlag, JobRecord, NodeAvailability, NodeBase, NodeRecord
+from supervisor.core.launches import NOT_TRAINING, REPORT_EVERY_S, needed_nodes
 from supervisor.core.sight import Sight, Silence
 from supervisor.model import (
     EPOCH,
@@ -78,6 +79,13 @@ def condemn(before: NodeMemory, reason: str, now: datetime) -> NodeMemory:
     return replace(before, verdict=Verdict.BROKEN, reason=reason, since_at=now)
 
 
+def suspect(before: NodeMemory, reason: str, now: datetime) -> NodeMemory:
+    """The node's memory once soft evidence names it; a broken one stays broken."""
+    if before.verdict is Verdict.BROKEN:
+        return before
+    return replace(before, verdict=Verdict.SUSPECT, reason=reason, since_at=now)
+
+
 # ---------------------------------------------------------------- silence
 
 
@@ -93,11 +101,11 @@ def suspects(sight: Sight, nodes: Mapping[str, NodeRecord] | None) -> frozenset[
         return frozenset(attempt.nodes) if quiet_s(sight) >= sight.run.spec.liveness.timeout_s / 2 else frozenset()
     early_s = sight.run.spec.liveness.suspect_after_s / 2
     launch = sight.view.launch if sight.view is not None else None
-    if launch is None or launch.unchanged_s > early_s + _REPORT_EVERY_S / 2:
+    if launch is None or launch.unchanged_s > early_s + REPORT_EVERY_S / 2:
         return frozenset(attempt.nodes)
     by_slurm = {n for n in attempt.nodes if nodes and n in nodes and not nodes[n].is_responding}
-    quiet = {n for n, beat in launch.value.nodes.items() if beat.state not in _NOT_TRAINING and beat.age_s > early_s}
-    return frozenset(quiet | by_slurm)
+    quiet = {n for n, beat in launch.value.nodes.items() if beat.state not in NOT_TRAINING and beat.age_s > early_s}
+    return frozenset((quiet | by_slurm) & {*needed_nodes(attempt, launch.value)})
 
 
 def quiet_s(sight: Sight) -> float:
@@ -142,9 +150,9 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
         return _judge_without_launcher(sight, ports)
     if attempt.state is not AttemptState.RUNNING:
         return ()
-    report_age_s = max(0.0, launch.unchanged_s - _REPORT_EVERY_S)
+    report_age_s = max(0.0, launch.unchanged_s - REPORT_EVERY_S)
     found = []
-    for node in attempt.nodes:
+    for node in needed_nodes(attempt, launch.value):
         age_s = _beat_age(node, launch.value, report_age_s)
         is_blind = report_age_s > liveness.suspect_after_s and node != launch.value.host
         found.append(_judge_node(node, age_s, ports.get(node), liveness, is_blind=is_blind))
@@ -154,8 +162,6 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
     return _judge_frozen(attempt, launch.value, report_age_s, ports, liveness)
 
 
-_NOT_TRAINING = frozenset({"ended", "spare"})  # their loss does not end the training
-_REPORT_EVERY_S = 1.0  # the launcher rewrites its report this often
 _CONTROLS = 3
 
 
@@ -207,21 +213,23 @@ def _is_said_to_run(sight: Sight, report_age_s: float) -> bool:
 def _judge_frozen(
     attempt: Attempt, launch: LaunchReport, report_age_s: float, ports: Mapping[str, PortProbe], liveness: LivenessSpec
 ) -> tuple[Silence, ...]:
+    limit_s = liveness.timeout_s
     if report_age_s > 0:  # the launcher is silent: only its own host can be told
         quiet = {launch.host: report_age_s} if launch.host in attempt.nodes else {}
+        limit_s *= 2  # and the whole attempt ends with it
     else:
-        quiet = {n: _beat_age(n, launch, 0.0) for n in attempt.nodes}
+        quiet = {n: _beat_age(n, launch, 0.0) for n in needed_nodes(attempt, launch)}
     frozen = tuple(
         Silence(node=n, evidence=f"{n}: no heartbeat for {age:.1f} s though its slurmd port accepts connections")
         for n, age in quiet.items()
-        if age > liveness.timeout_s and n in ports and ports[n].failures == 0
+        if age > limit_s and n in ports and ports[n].failures == 0
     )
     return frozen if len(frozen) * 2 <= max(2, len(attempt.nodes)) else ()
 
 
 def _beat_age(node: str, launch: LaunchReport, report_age_s: float) -> float:
     beat = launch.nodes.get(node)
-    if beat is None or beat.state in _NOT_TRAINING:
+    if beat is None or beat.state in NOT_TRAINING:
         return 0.0
     return beat.age_s + report_age_s if node != launch.host else max(beat.age_s, report_age_s)
 
@@ -253,7 +261,8 @@ def judge_slurm_failure(sight: Sight, snapshot: Snapshot) -> tuple[Silence, ...]
     if snapshot.nodes.asked_at < attempt.started_at:
         return ()
     launch = sight.view.launch.value if sight.view is not None and sight.view.launch is not None else None
-    needed = [n for n in attempt.nodes if launch is None or n == launch.host or not _is_spare(n, launch)]
+    nodes = attempt.nodes if launch is None else needed_nodes(attempt, launch)
+    needed = [n for n in nodes if launch is None or n == launch.host or not _is_spare(n, launch)]
     records = (snapshot.nodes.value.get(n) for n in needed)
     down = [r for r in records if r is not None and r.base is NodeBase.DOWN and "REBOOT_ISSUED" not in r.flags]
     return tuple(Silence(node=r.name, evidence=f"{r.name}: Slurm says {r.raw_state} ({r.reason})") for r in down)
@@ -290,11 +299,11 @@ _ALIVE = frozenset({NodeBase.IDLE, NodeBase.ALLOCATED, NodeBase.MIXED})
 
 
 def judge_probation(memory: NodeMemory, record: NodeRecord, asked_at: datetime, window_s: float) -> NodeMemory | None:
-    """The memory of a broken node that nobody drained, once Slurm has called it usable a whole window later.
+    """The memory of a node with something against it that nobody drained, once Slurm has called it usable for a window.
 
     A sweep that it passes heals it sooner; without sweeps it would be left out for ever.
     """
-    if memory.verdict is not Verdict.BROKEN or memory.drained_at is not None or memory.failing:
+    if memory.verdict is Verdict.HEALTHY or memory.drained_at is not None or memory.failing:
         return None
     is_usable = record.availability is NodeAvailability.USABLE and not record.is_withdrawn
     if not is_usable or (asked_at - memory.since_at).total_seconds() < window_s:

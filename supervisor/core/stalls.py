@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from supervisor.core.attempts import since_suspension_s
+from supervisor.core.launches import RECOVERING, STALL_MARGIN_S, is_in_hand, is_of_earlier_launch, since_launch_s
 from supervisor.core.sight import Sight
 from supervisor.model import (
     AttemptState,
@@ -14,7 +17,8 @@ def judge_stall(sight: Sight) -> str | None:
     """One sentence when the progress file has been silent for longer than its phase allows; None otherwise.
 
     The limit is the one that the job announces (learnt from observed durations), kept within the run file's bounds;
-    without an announcement it is the upper bound. Ages are measured by the observer's monotonic clock.
+    without an announcement it is the upper bound. Ages are measured by the observer's monotonic clock. While the
+    launcher lives it judges first, by the same limits: the training has hung here when it has not acted for a margin.
     """
     attempt, view = sight.attempt, sight.view
     if attempt.state is not AttemptState.RUNNING or view is None:
@@ -22,10 +26,18 @@ def judge_stall(sight: Sight) -> str | None:
     if sight.is_suspended or not sight.jobs_are_fresh:  # without an answer of squeue nobody knows whether it is
         return None
     suspended_ago_s = since_suspension_s(attempt, sight.now)
+    is_handled = is_in_hand(sight)
+    if is_handled and view.launch is not None and view.launch.value.phase == RECOVERING:
+        return None  # how long that may take is another question
+    suspended_ago_s = min(suspended_ago_s, since_launch_s(attempt, sight.now))
     if view.progress is None or view.progress.value.attempt != attempt.number:
         return _judge_silent_log(sight, suspended_ago_s)
     progress = view.progress.value
+    if is_of_earlier_launch(attempt, progress.launch):
+        progress = replace(progress, phase="start", limit_s=None, step=attempt.launch_step or 0)
     limit = choose_limit(progress.phase, progress.limit_s, sight.run.spec.progress)
+    if limit is not None and is_handled:
+        limit += STALL_MARGIN_S
     silent_s = min(view.progress.unchanged_s, suspended_ago_s)
     if limit is None or silent_s <= limit:
         return None

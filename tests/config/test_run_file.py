@@ -183,7 +183,7 @@ def test_a_wrong_run_file_is_told_in_one_line(text: str, part: str) -> None:
 
 
 def test_a_maximum_of_zero_turns_a_phases_detection_off() -> None:
-    assert parse_run_file(GOOD + "[progress]\nstep_max_s = 0\n", path=HERE).progress.bounds("step") == (5.0, 0.0)
+    assert parse_run_file(GOOD + "[progress]\nstep_max_s = 0\n", path=HERE).progress.bounds("step") == (7.0, 0.0)
 
 
 @pytest.mark.parametrize("value", ["-1", "'abc'", "nan", "inf", "true", "[]"])
@@ -193,7 +193,7 @@ def test_a_limit_that_is_negative_or_no_number_is_refused(key: str, value: str) 
 
 
 def test_a_limit_below_its_own_minimum_is_refused() -> None:
-    assert "step_min_s (5) is more than step_max_s (2)" in refusal(f"{GOOD}[progress]\nstep_max_s = 2\n")
+    assert "step_min_s (7) is more than step_max_s (2)" in refusal(f"{GOOD}[progress]\nstep_max_s = 2\n")
 
 
 @pytest.mark.parametrize("limit", ["90", "90:30", "4:00:00", "2-0", "2-12:30", "2-12:30:00", "UNLIMITED", "infinite"])

@@ -129,16 +129,20 @@ def launch(
     host: str = "n1",
     states: Mapping[str, str] | None = None,
     number: int = 1,
+    **changes: Any,
 ) -> Seen[LaunchReport]:
     """The launcher's report with the age of each node's last heartbeat."""
     ages = {"n1": 0.2, "n2": 0.2} if ages is None else ages
     beats = {n: NodeBeat(state=(states or {}).get(n, "running"), age_s=age) for n, age in ages.items()}
     report = LaunchReport(attempt=number, job_id=100 + number, seq=1, time=0.0, host=host, phase="running", nodes=beats)
-    return Seen(value=report, unchanged_s=unchanged_s)
+    return Seen(value=replace(report, **changes), unchanged_s=unchanged_s)
 
 
-def exit_record(code: int, *, number: int = 1, reason: str = "ended", node: str | None = None) -> ExitRecord:
-    return ExitRecord(attempt=number, job_id=100 + number, exit_code=code, reason=reason, node=node, time=0.0)
+def exit_record(
+    code: int, *, number: int = 1, reason: str = "ended", node: str | None = None, **changes: Any
+) -> ExitRecord:
+    record = ExitRecord(attempt=number, job_id=100 + number, exit_code=code, reason=reason, node=node, time=0.0)
+    return replace(record, **changes)
 
 
 def view(number: int = 1, **parts: Any) -> RunView:

@@ -239,7 +239,7 @@ def ends(code: int, **parts: Any) -> Plan:
 
 
 def test_a_power_cut_condemns_the_node_cancels_the_job_and_says_why() -> None:
-    report = launch({"n1": 0.2, "n2": 4.0})
+    report = launch(host="n2", unchanged_s=4.5)  # the batch host: no launcher is left to go on without it
     seen = snapshot(job(), view=view(progress=progress(30), launch=report), ports=ports(n1=0, n2=2.0, n3=0))
     plan = plan_for(world(attempt()), seen)
     ended = attempt_in(plan)
@@ -699,7 +699,7 @@ def test_a_change_of_verdict_is_an_event_in_the_nodes_history() -> None:
 
 
 def test_a_node_that_is_broken_already_is_condemned_no_second_time() -> None:
-    report = launch({"n1": 0.2, "n2": 4.0})
+    report = launch(host="n2", unchanged_s=4.5)  # the batch host: no launcher is left to go on without it
     seen = snapshot(job(), view=view(progress=progress(30), launch=report), ports=ports(n1=0, n2=2.0, n3=0))
     plan = plan_for(world(attempt(), nodes=[broken("n2", is_drained_by_us=True)]), seen)
     assert attempt_in(plan).is_over

@@ -269,6 +269,7 @@ class ScriptReader:
         checkpoint_directory: Path | None = None,
         layout: str = "supervisor",
         unfinished_markers: tuple[str, ...] = (),
+        interruptions_from: int = 0,
     ) -> RunView:
         self._answer()
         now = self._cluster.clock.now()

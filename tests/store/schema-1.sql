@@ -45,10 +45,21 @@ CREATE TABLE attempts (
   unshared_nodes TEXT NOT NULL,
   skip_samples TEXT NOT NULL,
   loss_fault TEXT,
+  launch INTEGER NOT NULL,
+  launched_at TEXT,
+  launch_step INTEGER,
+  training TEXT NOT NULL,
+  recovering TEXT NOT NULL,
+  recovering_at TEXT,
+  interruptions_read INTEGER NOT NULL,
+  stragglers TEXT NOT NULL,
+  advised_path TEXT NOT NULL,
+  advised_step INTEGER NOT NULL,
+  drill TEXT,
   PRIMARY KEY (run, number)
 );
-INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL);
-INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL);
+INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL,0,NULL,NULL,'[]','',NULL,0,'[]','',0,NULL);
+INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL,0,NULL,NULL,'[]','',NULL,0,'[]','',0,NULL);
 CREATE TABLE checkpoints (
   run TEXT NOT NULL REFERENCES runs (name),
   step INTEGER NOT NULL,
@@ -111,6 +122,8 @@ INSERT INTO "intents" VALUES(2,'submit','submit:gpt:2','because','gpt',1,NULL,''
 CREATE TABLE interruptions (
   run TEXT NOT NULL,
   attempt INTEGER NOT NULL,
+  launch INTEGER NOT NULL,
+  is_in_job INTEGER NOT NULL,
   kind TEXT NOT NULL,
   cause TEXT NOT NULL,
   node TEXT,
@@ -121,10 +134,11 @@ CREATE TABLE interruptions (
   last_step INTEGER,
   resume_step INTEGER,
   evidence TEXT NOT NULL,
-  PRIMARY KEY (run, attempt),
+  parts TEXT NOT NULL,
+  PRIMARY KEY (run, attempt, launch),
   FOREIGN KEY (run, attempt) REFERENCES attempts (run, number)
 );
-INSERT INTO "interruptions" VALUES('gpt',1,'node_silent','n2 is silent','n2',0,'2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,'[]');
+INSERT INTO "interruptions" VALUES('gpt',1,0,0,'node_silent','n2 is silent','n2',0,'2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,'[]','[]');
 CREATE TABLE migrations (
   version INTEGER PRIMARY KEY,
   name TEXT NOT NULL,
@@ -191,10 +205,11 @@ CREATE TABLE runs (
   changed_at TEXT NOT NULL,
   released_at TEXT,
   save_asked_at TEXT,
+  drill TEXT,
   skips_released_at TEXT,
   final_step INTEGER
 );
-INSERT INTO "runs" VALUES('gpt','{"name":"gpt","command":["train.py"],"root":"/shared/runs","nodes":{"min":2,"max":3,"multiple_of":1,"spares":0,"procs_per_node":null,"elastic":null},"workdir":"/","slurm":{"partition":null,"account":null,"qos":null,"time_limit":null,"gpus_per_node":null,"warn_before_limit_s":120,"options":[]},"checkpoint":{"directory":null,"layout":"supervisor","every_s":600.0,"interval":"auto","every_min_s":60.0,"every_max_s":1800.0,"alert_after_s":0.0,"unfinished_markers":["-unfinished",".unfinished",".incomplete",".in_progress"],"keep_last":3,"local_dir":"","object_url":"","object_keep_last":3,"upload_mb_per_s":0.0,"resume_from_complete":false,"verify_on_head_max_bytes":21474836480},"progress":{"pattern":"","start_min_s":60.0,"start_max_s":3600.0,"step_min_s":20.0,"step_max_s":900.0,"save_min_s":60.0,"save_max_s":1800.0,"eval_min_s":60.0,"eval_max_s":3600.0,"end_min_s":300.0,"end_max_s":1800.0},"restart":{"max_without_progress":3,"max_node_failures":10,"backoff_s":15.0,"backoff_max_s":600.0,"worker_restarts":0,"queue_ahead_s":0.0},"divergence":{"on_nan":"hold","on_spike":"hold","rollback_checkpoints":1,"max_rollbacks":2,"skip":true,"spike_score":0.0,"spike_window":128},"health":{"start_checks":true,"beat_interval_s":0.5,"silent_after_s":3.0,"confirm_s":1.5,"frozen_after_s":20.0}}',NULL,'active','',0,0,0,'{"umask":null,"limits":[]}','2026-11-30T03:00:00.000000+00:00','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL);
+INSERT INTO "runs" VALUES('gpt','{"name":"gpt","command":["train.py"],"root":"/shared/runs","nodes":{"min":2,"max":3,"multiple_of":1,"spares":0,"procs_per_node":null,"elastic":null,"start_checks":true},"workdir":"/","slurm":{"partition":null,"account":null,"qos":null,"time_limit":null,"gpus_per_node":null,"warn_before_limit_s":120,"options":[]},"checkpoint":{"directory":null,"layout":"supervisor","every_s":600.0,"interval":"auto","every_min_s":60.0,"every_max_s":1800.0,"alert_after_s":0.0,"unfinished_markers":["-unfinished",".unfinished",".incomplete",".in_progress"],"keep_last":3,"local_dir":"","object_url":"","object_keep_last":3,"upload_mb_per_s":0.0,"resume_from_complete":false,"verify_on_head_max_bytes":21474836480},"progress":{"pattern":"","start_min_s":60.0,"start_max_s":3600.0,"restore_min_s":60.0,"restore_max_s":3600.0,"compile_min_s":60.0,"compile_max_s":3600.0,"step_min_s":7.0,"step_max_s":900.0,"save_min_s":60.0,"save_max_s":1800.0,"eval_min_s":60.0,"eval_max_s":3600.0,"end_min_s":300.0,"end_max_s":1800.0},"restart":{"max_without_progress":3,"max_node_failures":10,"backoff_s":15.0,"backoff_max_s":600.0,"in_job":true,"worker_start":"direct","stop_grace_s":2.0,"queue_ahead_s":0.0},"divergence":{"on_nan":"hold","on_spike":"hold","rollback_checkpoints":1,"max_rollbacks":2,"skip":true,"spike_score":0.0,"spike_window":128},"liveness":{"timeout_s":10.0,"beat_interval_s":1.0,"suspect_after_s":3.0,"confirm_s":1.5},"straggler":{"ratio":1.5,"window_steps":50,"action":"report"},"container":{"runtime":"none","image":"","mounts":[],"options":[]}}',NULL,'active','',0,0,0,'{"umask":null,"limits":[]}','2026-11-30T03:00:00.000000+00:00','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL);
 CREATE UNIQUE INDEX one_live_attempt ON attempts (run) WHERE state NOT IN ('over', 'ahead');
 CREATE UNIQUE INDEX one_attempt_ahead ON attempts (run) WHERE state = 'ahead';
 CREATE UNIQUE INDEX one_attempt_per_token ON attempts (token);

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from slurm.types import JobRecord
 from supervisor.core import checkpoints as checkpoint_rules
-from supervisor.core import elastic, restarts
+from supervisor.core import elastic, launches, restarts
 from supervisor.core import nodes as node_rules
 from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
@@ -16,6 +16,7 @@ from supervisor.core.identity import find_strays, is_own
 from supervisor.core.reliability import find_resume_step
 from supervisor.core.rules.checkpoints import put_checkpoint
 from supervisor.core.rules.divergence import take_in_fault
+from supervisor.core.rules.launches import learn_interruptions
 from supervisor.core.rules.nodes import condemn
 from supervisor.core.rules.runs import hold
 from supervisor.core.sight import ABSENT_MARGIN_S, Sight, find_sight, has_unregistered, is_alive
@@ -59,6 +60,8 @@ def judge_attempt(draft: Draft, run: Run) -> None:
     attempt = fold_attempt(sight)
     sight = replace(sight, attempt=attempt)
     draft.put(attempt, "seen")
+    attempt = learn_interruptions(draft, sight)
+    sight = replace(sight, attempt=attempt)
     _keep_token(draft, sight)
     _learn_final_step(draft, run, sight.view)
     suspected = node_rules.suspects(sight, draft.records)
@@ -212,6 +215,7 @@ def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
             Interruption(
                 run=attempt.run,
                 attempt=attempt.number,
+                launch=_last_launch(sight),
                 kind=ended.end.value,
                 cause=over.end_detail,
                 node=ended.nodes[0] if ended.nodes else ended.hint,
@@ -226,6 +230,13 @@ def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
         hold(draft, attempt.run, f"a restart can't cure this: {ended.detail}")
     draft.ask_slurm()
     draft.wake_within(0)
+
+
+def _last_launch(sight: Sight) -> int:
+    """The start that the end of the attempt has interrupted: what the launcher says of it alone is no other one."""
+    view, attempt = sight.view, sight.attempt
+    followed = [r.launch + 1 for r in view.interruptions if r.training] if view is not None else []
+    return min(max([attempt.launch, *followed]), launches.MAX_LAUNCHES)
 
 
 _NO_INTERRUPTION = frozenset(
@@ -255,6 +266,8 @@ def learn_resumed(draft: Draft, run: str) -> None:
     step = _newest_step(draft, attempt)
     for known in draft.interruptions(run):
         after = known
+        if known.attempt == attempt.number and known.is_in_job:
+            _learn_resumed_inside(draft, attempt, known, step)
         if known.attempt >= attempt.number:
             continue
         if after.resumed_at is None:
@@ -264,10 +277,24 @@ def learn_resumed(draft: Draft, run: str) -> None:
             draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
 
 
+def _learn_resumed_inside(draft: Draft, attempt: Attempt, known: Interruption, step: int) -> None:
+    """The launcher says when a start that followed has stepped; one that did not was followed by another."""
+    after = known
+    if known.resumed_at is None:
+        later = (i for i in draft.interruptions(known.run) if i.attempt == known.attempt and i.launch > known.launch)
+        after = replace(known, resumed_at=min((i.resumed_at for i in later if i.resumed_at is not None), default=None))
+        draft.put(after, "a later start of the training has stepped")
+    is_past = attempt.launch > known.launch and after.resumed_at is not None
+    if is_past and after.caught_up_at is None and step >= (after.last_step or 0):
+        draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
+
+
 def _newest_step(draft: Draft, attempt: Attempt) -> int:
     view = draft.view(attempt.run)
     progress = view.progress.value if view is not None and view.progress is not None else None
-    seen = progress.step if progress is not None and progress.attempt == attempt.number else 0
+    is_own_step = progress is not None and progress.attempt == attempt.number
+    is_own_step = is_own_step and not launches.is_of_earlier_launch(attempt, progress.launch if progress else None)
+    seen = progress.step if progress is not None and is_own_step else 0
     return max(seen, attempt.last_step or 0)
 
 

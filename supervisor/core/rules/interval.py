@@ -1,11 +1,11 @@
-"""Rules about saves while a training runs: how often, a save that a person asked for, saves that fail. Pure."""
+"""Rules about what a running training is told, and its saves: how often, those asked for, those that fail. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
 
-from supervisor.core import interval, saves
+from supervisor.core import checkpoints, interval, saves
 from supervisor.core.attempts import SUSPENDED
 from supervisor.core.draft import Draft
 from supervisor.model import Attempt, AttemptState, Intent, IntentKind, Run
@@ -14,7 +14,10 @@ _FAILING = "saves fail: "
 
 
 def advise(draft: Draft, name: str) -> None:
-    """Tell a running training how often to save, when that has changed, and that a save is asked for."""
+    """Tell a running training how often to save, when that has changed, and that a save or a drill is asked for.
+
+    And its launcher from where to start it again, when a newer checkpoint may be believed.
+    """
     run, last = draft.runs[name], draft.last_attempt(name)
     if last is None or last.state is not AttemptState.RUNNING or draft.view(name) is None:
         return
@@ -23,7 +26,10 @@ def advise(draft: Draft, name: str) -> None:
     reasons = []
     after, why = _with_interval(draft, run, last)
     reasons += [why] if why else []
-    after, why = _with_request(run, after)
+    for add in (_with_request, _with_drill):
+        after, why = add(run, after)
+        reasons += [why] if why else []
+    after, why = _with_resume_point(draft, run, after)
     reasons += [why] if why else []
     if not reasons:
         return
@@ -61,6 +67,27 @@ def _with_request(run: Run, last: Attempt) -> tuple[Attempt, str]:
     if last.save_asked_at is not None and last.save_asked_at >= asked_at:
         return last, ""
     return replace(last, save_requests=last.save_requests + 1, save_asked_at=asked_at), "a save now was asked for"
+
+
+def _with_drill(run: Run, last: Attempt) -> tuple[Attempt, str]:
+    """A drill is for the attempt that ran when it was asked for, and is made once."""
+    drill = run.drill
+    if drill is None or drill.attempt != last.number or (last.drill is not None and last.drill.id == drill.id):
+        return last, ""
+    return replace(last, drill=drill), f"drill {drill.id} ({drill.kind}) was asked for"
+
+
+def _with_resume_point(draft: Draft, run: Run, last: Attempt) -> tuple[Attempt, str]:
+    """Where a start inside the job begins: the newest checkpoint that was read back, of any layout."""
+    if run.script is not None or not run.spec.restart.in_job:
+        return last, ""
+    newest = checkpoints.newest_advisable(draft.checkpoints(run.name), run.spec.checkpoint)
+    if newest is None:
+        return last, ""
+    path = checkpoints.resume_path(run.spec.run_dir, checkpoints.ResumePoint(checkpoint=newest))
+    if path in (last.advised_path, "" if last.advised_path else last.resume_path):
+        return last, ""
+    return replace(last, advised_path=path, advised_step=newest.step), f"step {newest.step} may be resumed from"
 
 
 def tell_saves(draft: Draft, name: str) -> None:

@@ -127,6 +127,15 @@ def _is_draining(draft: Draft, node: str) -> bool:
     return draft.open_intent(f"drain:{node}") is not None
 
 
+def suspect(draft: Draft, node: str, reason: str, run: str, attempt: int) -> None:
+    """Remember what speaks against a node and condemns it not: a sweep that it passes, or time, clears it."""
+    before = draft.node(node)
+    after = node_rules.suspect(before, reason, draft.now)
+    draft.put(after, reason)
+    event = NodeEvent(node=node, at=draft.now, event="node.suspected", detail=reason, run=run, attempt=attempt)
+    draft.put(event, reason)
+
+
 def condemn(draft: Draft, node: str, reason: str, run: str, attempt: int) -> None:
     """Call a node broken, for hard evidence."""
     before = draft.node(node)

@@ -1,0 +1,42 @@
+"""Rules about starts of the training inside a job: its interruptions, and the nodes that they name. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import launches
+from supervisor.core.draft import Draft
+from supervisor.core.rules.nodes import condemn, suspect
+from supervisor.core.sight import Sight
+from supervisor.model import Attempt
+
+
+def learn_interruptions(draft: Draft, sight: Sight) -> Attempt:
+    """Take in the launcher's records of interruptions that the job survived; returns the attempt as it is then.
+
+    Each is a row of the ledger of its own. Nodes that one names by hard evidence are condemned when it is first seen:
+    left out of the next job, and drained within the budget, while the present job goes on without them.
+    """
+    attempt, view = sight.attempt, sight.view
+    if view is None or not view.interruptions:
+        return attempt
+    known = {i.launch: i for i in draft.interruptions(attempt.run) if i.attempt == attempt.number}
+    first = attempt.interruptions_read
+    records = [
+        r for r in view.interruptions if r.attempt == attempt.number and first <= r.launch < launches.MAX_LAUNCHES
+    ]
+    for record in records:
+        before = known.get(record.launch)
+        after = launches.fold_record(record, attempt, before, draft.now)
+        draft.put(after, f"start {record.launch} was interrupted: {after.cause}")
+        if before is None:
+            _blame(draft, attempt, launches.find_blame(record, attempt))
+    after_attempt = replace(attempt, interruptions_read=launches.count_settled(records, attempt))
+    draft.put(after_attempt, "seen")
+    return after_attempt
+
+
+def _blame(draft: Draft, attempt: Attempt, blamed: tuple[launches.Blame, ...]) -> None:
+    for blame in blamed:
+        judge = condemn if blame.is_hard else suspect
+        judge(draft, blame.node, blame.reason, attempt.run, attempt.number)
