@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.flight import words
 from trainer.flight.calls import GroupCalls, gather_groups
 from trainer.flight.files import Reading, find_dumps, read_dumps
-from trainer.flight.groups import Stuck, find_stuck, find_stuck_p2p
+from trainer.flight.groups import Ranks, Stuck, find_stuck, find_stuck_p2p
 from trainer.flight.reader import Dump
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
@@ -49,13 +49,13 @@ KINDS = (
 def analyse(dumps: Mapping[int, Dump], world_size: int = 0) -> Finding:
     """What the dumps tell, by global rank. `world_size` 0: as many as the dumps tell of."""
     world = world_size or _guess_world(dumps)
-    with_dump = frozenset(dumps)
-    no_dump = tuple(rank for rank in range(world) if rank not in with_dump)
+    no_dump = tuple(rank for rank in range(world) if rank not in dumps)
     notes = _limits(dumps, world_size)
     groups = gather_groups(dumps, world)
-    stuck = [found for group in groups if (found := find_stuck(group, with_dump)) is not None]
-    stuck += [found for group in groups for found in find_stuck_p2p(group, with_dump)]
     busy = _busy_ranks(groups)
+    ranks = Ranks(idle=tuple(rank for rank in sorted(dumps) if rank not in busy), no_dump=no_dump)
+    stuck = [found for group in groups if (found := find_stuck(group, ranks)) is not None]
+    stuck += [found for group in groups for found in find_stuck_p2p(group, ranks)]
     pending = sorted((s for s in stuck if s.is_pending), key=lambda s: _priority(s, busy))
     if pending:
         return _judge(pending, busy, no_dump, dumps, notes)
@@ -150,7 +150,8 @@ def _judge(
     if kind in ("circle", "stuck_together", "unfinished") and len(stuck) > 1:
         crossed = _find_crossed(stuck)
         if crossed is not None:
-            kind, culprits, confidence, first = "order", crossed[1], HIGH, crossed[0]
+            kind, culprits, first = "order", crossed[1], crossed[0]
+            confidence = HIGH if first.has_members else MEDIUM
             stuck = [first, *(other for other in stuck if other is not first)]
     return Finding(
         kind=kind,
@@ -160,18 +161,18 @@ def _judge(
         is_program_fault=kind in ("mismatch", "order"),
         stuck=tuple(stuck),
         no_dump=no_dump,
-        notes=notes,
+        notes=notes if first.has_members else (*notes, f"nobody tells which ranks belong to {first.group}"),
     )
 
 
 def _blame(first: Stuck, stuck: Sequence[Stuck], busy: frozenset[int]) -> tuple[str, tuple[int, ...], str]:
     """(kind, ranks, confidence) of the origin."""
     if first.differing:
-        has_majority = len(first.differing) < len(first.calls) or first.differing_at != first.seq
+        has_majority = len(first.differing) < len(first.different)
         return "mismatch", first.differing, HIGH if has_majority else MEDIUM
     idle = tuple(rank for rank in first.absent if rank not in busy)
     if idle:
-        return "absent", idle, MEDIUM if first.no_dump else HIGH
+        return "absent", idle, HIGH if first.has_members and not first.no_dump else MEDIUM
     if first.no_dump:
         is_few = len(first.no_dump) <= max(1, len(first.reached) // 2)
         return "absent", first.no_dump, MEDIUM if is_few else LOW
@@ -185,17 +186,25 @@ def _blame(first: Stuck, stuck: Sequence[Stuck], busy: frozenset[int]) -> tuple[
 
 
 def _find_crossed(stuck: Sequence[Stuck]) -> tuple[Stuck, tuple[int, ...]] | None:
-    """Two stuck collectives that ranks of both have called, or would call, in different orders."""
+    """Two stuck collectives that ranks of both have called, or would call, in different orders.
+
+    Where nobody tells who belongs to the groups, that of two of them is assumed which all wait in.
+    """
     for place, one in enumerate(stuck):
         for other in stuck[place + 1 :]:
-            if one.is_p2p or other.is_p2p:
+            if one.is_p2p or other.is_p2p or not (_are_shared(one, other) or _are_shared(other, one)):
                 continue
             before = {rank for rank in one.waiting if _is_before(one, other, rank)}
             after = {rank for rank in other.waiting if _is_before(other, one, rank)}
-            if before and after and (before | after) <= (set(one.reached) & set(other.reached)):
+            if before and after:
                 fewer = before if len(before) < len(after) else after
                 return one, tuple(sorted(before | after if len(before) == len(after) else fewer))
     return None
+
+
+def _are_shared(one: Stuck, other: Stuck) -> bool:
+    both = {*one.reached} & {*other.reached}
+    return len(both) > 1 or not (one.has_members or other.has_members)
 
 
 def _is_before(one: Stuck, other: Stuck, rank: int) -> bool:
@@ -204,7 +213,7 @@ def _is_before(one: Stuck, other: Stuck, rank: int) -> bool:
     if mine is None:
         return False
     if its is None:
-        return rank in other.absent
+        return other.reached.get(rank, 0) < other.seq and (rank in other.reached or not other.has_members)
     return (mine.first.created_ns or 0, mine.first.record) < (its.first.created_ns or 0, its.first.record)
 
 
@@ -223,5 +232,5 @@ def _judge_uneven(
         is_program_fault=kind == "mismatch",
         stuck=tuple(stuck),
         no_dump=no_dump,
-        notes=(*notes, "nothing is pending any more: the ranks may have gone on, or have given up"),
+        notes=(*notes, "nothing is pending: the ranks may have gone on, or have given up"),
     )

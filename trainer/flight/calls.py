@@ -13,9 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainer.flight.reader import Dump, Entry, Group
+from trainer.flight.reader import DEFAULT_DESCRIPTION, Dump, Entry, Group
 
-DEFAULT_DESCRIPTION = "default_pg"
 DEFAULT_NAME = "0"
 
 _MARKER = "coalesced"

@@ -23,13 +23,17 @@ class Stuck:
     absent: tuple[int, ...] = ()  # with a dump, and have not called it
     no_dump: tuple[int, ...] = ()  # members without a dump
     differing: tuple[int, ...] = ()  # called something else there than most; all of them where there is no majority
-    differing_at: int | None = None  # the collective at which they differ: `seq`, or one before it
+    differing_at: int | None = None  # the collective at which they differ: `seq`, or one near it
+    different: Mapping[int, Call] = field(default_factory=dict)  # what each rank called there
     blocked: tuple[int, ...] = ()  # called it, and their GPU has not begun it, while others' has
     done: tuple[int, ...] = ()  # for whom it has ended
     reached: Mapping[int, int] = field(default_factory=dict)  # newest collective that each rank has called
     first: int | None = None  # rank that called it first, by the clocks of the nodes
     first_ns: int | None = None
-    is_pending: bool = True  # False: nobody waits (any more); some ranks have only called more than others
+    is_pending: bool = True  # False: nobody waits (any more); the ranks have only called more, or other things
+    has_members: bool = (
+        True  # False: nobody tells who belongs to the group; `absent` are all ranks that wait for nothing
+    )
 
     @property
     def most(self) -> Call | None:
@@ -38,20 +42,30 @@ class Stuck:
         return next((c for c in self.calls.values() if signature(c) == common[0][0]), None) if common else None
 
 
-def find_stuck(group: GroupCalls, with_dump: frozenset[int]) -> Stuck | None:
-    """The first collective of the group that some ranks wait for; None when nobody does."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """What the ranks of a training are, before any group is looked at."""
+
+    idle: tuple[int, ...]  # with a dump, and wait for nothing
+    no_dump: tuple[int, ...]
+
+
+def find_stuck(group: GroupCalls, ranks: Ranks) -> Stuck | None:
+    """The first collective of the group that some ranks wait for, or at which they part; None: all is even."""
     positions = group.positions
-    if not positions:
-        return None
-    no_dump = tuple(rank for rank in group.members or () if rank not in with_dump)
     waiting = {rank for rank, p in positions.items() if any(not c.is_over for c in p.collectives.values())}
     waiting |= {rank for rank, p in positions.items() if not p.collectives and p.enqueued > p.completed}
-    seq = min(p.completed for p in positions.values()) + 1
     reached = {rank: p.enqueued for rank, p in positions.items()}
-    if not waiting and len(set(reached.values())) == 1:
+    seq = min(p.completed for p in positions.values()) + 1
+    differing, differing_at, different = _find_differing(group, seq)
+    if not waiting and len(set(reached.values())) == 1 and not differing:
         return None
+    if differing_at is not None and not waiting:
+        seq = differing_at
     calls = {rank: p.collectives[seq] for rank, p in positions.items() if seq in p.collectives}
-    differing, differing_at = _find_differing(group, seq)
+    absent = {rank for rank in positions if reached[rank] < seq}
+    if group.members is None and waiting:
+        absent |= {rank for rank in ranks.idle if rank not in positions}
     created = [(c.first.created_ns, rank) for rank, c in calls.items() if c.first.created_ns is not None]
     first_ns, first = min(created, default=(None, None))
     return Stuck(
@@ -59,27 +73,34 @@ def find_stuck(group: GroupCalls, with_dump: frozenset[int]) -> Stuck | None:
         seq=seq,
         calls=calls,
         waiting=tuple(sorted(r for r in waiting if positions[r].completed < seq <= reached[r])),
-        absent=tuple(sorted(r for r in positions if reached[r] < seq)),
-        no_dump=no_dump,
+        absent=tuple(sorted(absent)),
+        no_dump=tuple(r for r in ranks.no_dump if group.members is None or r in group.members),
         differing=differing,
         differing_at=differing_at,
+        different=different,
         blocked=_find_blocked(calls),
         done=tuple(sorted(r for r, p in positions.items() if p.completed >= seq)),
         reached=reached,
         first=first,
         first_ns=first_ns,
         is_pending=bool(waiting),
+        has_members=group.members is not None,
     )
 
 
-def _find_differing(group: GroupCalls, seq: int) -> tuple[tuple[int, ...], int | None]:
-    """The ranks that disagree at the earliest collective, up to the stuck one, at which any do."""
-    for at in range(max(1, seq - _LOOK_BACK), seq + 1):
+def _find_differing(group: GroupCalls, seq: int) -> tuple[tuple[int, ...], int | None, dict[int, Call]]:
+    """The ranks that disagree at the earliest collective at which any do, which one that is, and what they called.
+
+    Up to the stuck one; where it has ended for some, those that all have called after it too.
+    """
+    has_ended = any(p.completed >= seq for p in group.positions.values())
+    last = max(seq, min(p.enqueued for p in group.positions.values()) if has_ended else 0)
+    for at in range(max(1, seq - _LOOK_BACK), min(last, seq + _LOOK_BACK) + 1):
         calls = {rank: p.collectives[at] for rank, p in group.positions.items() if at in p.collectives}
         differing = choose_differing(calls)
         if differing:
-            return differing, at
-    return (), None
+            return differing, at, calls
+    return (), None, {}
 
 
 def choose_differing(calls: Mapping[int, Call]) -> tuple[int, ...]:
@@ -105,7 +126,7 @@ def _find_blocked(calls: Mapping[int, Call]) -> tuple[int, ...]:
 # ---------------------------------------------------------------- sends and receives
 
 
-def find_stuck_p2p(group: GroupCalls, with_dump: frozenset[int]) -> tuple[Stuck, ...]:
+def find_stuck_p2p(group: GroupCalls, ranks: Ranks) -> tuple[Stuck, ...]:
     """Sends and receives that wait for a rank which has not called the other half."""
     pending: dict[tuple[int, int], Call] = {}
     halves: set[tuple[int, int]] = set()
@@ -124,8 +145,8 @@ def find_stuck_p2p(group: GroupCalls, with_dump: frozenset[int]) -> tuple[Stuck,
             is_p2p=True,
             calls={rank: call},
             waiting=(rank,),
-            absent=(peer,) if peer in with_dump else (),
-            no_dump=() if peer in with_dump else (peer,),
+            absent=() if peer in ranks.no_dump else (peer,),
+            no_dump=(peer,) if peer in ranks.no_dump else (),
             first=rank,
             first_ns=call.first.created_ns,
         )

@@ -24,6 +24,7 @@ MAX_ENTRIES = 100_000
 MAX_OPCODES = 20_000_000
 MAX_RANKS = 1_000_000  # of one group
 KNOWN_MAJOR = 2
+DEFAULT_DESCRIPTION = "default_pg"  # of the group of all ranks
 
 _MAX_TEXT = 300
 _MAX_TENSORS = 32  # told of one entry; the rest says no more
@@ -169,11 +170,18 @@ def _make_dump(raw: dict[Any, Any]) -> Dump:
 
 
 def _fill_groups(told: Mapping[str, Group], entries: list[Entry], descriptions: Mapping[str, str]) -> dict[str, Group]:
-    """Groups that only the entries name are added, and the nameless one of gloo is left out."""
+    """Groups that only the entries name are added, and the nameless one of gloo is left out.
+
+    It may have ranks: those of the group that was made last. Are they the first n, they are all there are.
+    """
     named = {name: group for name, group in told.items() if name}
+    nameless = told[""].ranks if "" in told else ()
+    whole = nameless if nameless == tuple(range(len(nameless))) else ()
     for entry in entries:
         if entry.group not in named:
-            named[entry.group] = Group(name=entry.group, description=descriptions.get(entry.group, ""))
+            description = descriptions.get(entry.group, "")
+            ranks = whole if description == DEFAULT_DESCRIPTION else ()
+            named[entry.group] = Group(name=entry.group, description=description, ranks=ranks)
     return named
 
 

@@ -37,7 +37,7 @@ def _main(
 ) -> str:
     ranks, what = name_ranks(culprits), name_call(first)
     if kind == "mismatch":
-        return _tell_mismatch(culprits, first)
+        return _tell_mismatch(first)
     if kind == "order":
         return (
             f"the ranks use their groups in different orders: {name_ranks(stuck[0].waiting)} first "
@@ -69,12 +69,10 @@ def _waiters(stuck: Stuck) -> str:
     return f"{name_ranks(stuck.waiting)} {'waits' if len(stuck.waiting) == 1 else 'wait'} for"
 
 
-def _tell_mismatch(culprits: tuple[int, ...], stuck: Stuck) -> str:
+def _tell_mismatch(stuck: Stuck) -> str:
     at = stuck.differing_at if stuck.differing_at is not None else stuck.seq
-    if at != stuck.seq:
-        return f"{name_ranks(culprits)} called something else at #{at} of {stuck.group}, before {name_call(stuck)}"
     by_what: dict[str, list[int]] = {}
-    for rank, call in sorted(stuck.calls.items()):
+    for rank, call in sorted(stuck.different.items()):
         place = _place(call)
         by_what.setdefault(describe(call) + (f" ({place})" if place else ""), []).append(rank)
     told = "; ".join(f"{name_ranks(ranks)} {what}" for what, ranks in list(by_what.items())[:6])
