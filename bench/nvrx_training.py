@@ -10,7 +10,7 @@ from typing import Any
 def main() -> int:
     """The reference training's exit code."""
     gc.disable()  # as the reference training does while it imports torch
-    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient  # type: ignore[import-not-found]
 
     from trainer.checkpoint import Checkpointer
     from trainer.example.train import main as train
