@@ -7,15 +7,13 @@ line, and can neither block the launcher nor fill its memory. Standard library o
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
-import queue
+import math
 import selectors
 import socket
-import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +25,8 @@ HELLO_LIMIT_S = 5.0  # a connection that has not said hello by then is a strange
 MAX_STRANGERS = 4096  # above any real number of nodes that connect in one moment, below the limit on open files
 MAX_UNSENT_BYTES = 1024 * 1024  # a peer that reads nothing is dropped; it may connect again
 PING_INTERVAL_S = 1.0
+_CLOCK_SAMPLES = 30  # of the last pings
+_CLOCK_WAY_LIMIT_S = 10.0  # of older ones nothing is learnt
 
 
 class ChannelError(ValueError):
@@ -63,17 +63,23 @@ def _parse_line(line: bytes) -> Message:
     return message
 
 
-# ---------------------------------------------------------------- launcher's side
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatEvent:
     """One thing that happened on the channel. `kind`: "connected", "message" or "closed"."""
 
     kind: str
     node: str
+    at: float = 0.0  # when it was heard, on the monotonic clock
     address: str = ""  # the node's address as the launcher sees it
     message: Message = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """How much a node's clock is ahead of the launcher's, at most `error_s` off."""
+
+    offset_s: float
+    error_s: float
 
 
 class _Peer:
@@ -84,6 +90,7 @@ class _Peer:
         self.node = ""
         self.lines = LineBuffer(MAX_HELLO_BYTES)
         self.unsent = b""
+        self.clock: deque[ClockOffset] = deque(maxlen=_CLOCK_SAMPLES)
 
 
 class BeatServer:
@@ -94,6 +101,8 @@ class BeatServer:
         self._nodes = nodes
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
+        self._strangers: set[_Peer] = set()
+        self._is_urgent = False  # something else than a beat came
         self._by_node: dict[str, _Peer] = {}
         self._events: list[BeatEvent] = []
         self._pinged_at = 0.0
@@ -115,19 +124,37 @@ class BeatServer:
         """True while the node holds its connection."""
         return node in self._by_node
 
+    def clock_offset(self, node: str) -> ClockOffset | None:
+        """How the clock of a connected node differs from ours, by the quickest of its last beats that tell."""
+        peer = self._by_node.get(node)
+        return min(peer.clock, key=lambda sample: sample.error_s, default=None) if peer else None
+
     def poll(self, timeout_s: float) -> list[BeatEvent]:
-        """What happened since the last call, after waiting at most `timeout_s` for something."""
-        for key, mask in self._selector.select(timeout_s):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif key.data == "wake":
-                _drain(key.fileobj)
-            else:
-                self._serve(key.data, mask)
+        """What happened since the last call, after waiting at most `timeout_s` for something.
+
+        Beats alone do not end the wait: in a large job there are hundreds in a second, and each is worth a look at all
+        nodes only when it is missing.
+        """
+        until = time.monotonic() + timeout_s
+        self._is_urgent = False
+        while True:
+            self._select(max(0.0, until - time.monotonic()))
+            if self._is_urgent or time.monotonic() >= until:
+                break
         self._drop_strangers()
         self._ping()
         events, self._events = self._events, []
         return events
+
+    def _select(self, timeout_s: float) -> None:
+        for key, mask in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.data == "wake":
+                drain(key.fileobj)
+                self._is_urgent = True
+            else:
+                self._serve(key.data, mask)
 
     def send(self, node: str, message: Message) -> None:
         """Queue a message; a node without a connection gets nothing (it is told its state when it is back)."""
@@ -148,13 +175,14 @@ class BeatServer:
                 sock, address = self._listener.accept()
             except OSError:  # nothing more, or it is gone again, or no descriptor is free: the next poll tries again
                 return
-            if len(self._peers) - len(self._by_node) >= MAX_STRANGERS:
+            if len(self._strangers) >= MAX_STRANGERS:
                 sock.close()
                 continue
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer = _Peer(sock, str(address[0]), time.monotonic())
             self._peers[sock.fileno()] = peer
+            self._strangers.add(peer)
             self._selector.register(sock, selectors.EVENT_READ, peer)
 
     def _serve(self, peer: _Peer, mask: int) -> None:
@@ -180,7 +208,9 @@ class BeatServer:
         if peer.sock.fileno() < 0:
             return
         if peer.node:
-            self._events.append(BeatEvent(kind="message", node=peer.node, message=message))
+            if message["type"] == "beat":
+                _take_clock(peer, message)
+            self._tell(BeatEvent(kind="message", node=peer.node, at=time.monotonic(), message=message))
             return
         if not self._is_ours(message):
             self._drop(peer)
@@ -191,9 +221,14 @@ class BeatServer:
             earlier.node = ""
             self._drop(earlier)
         peer.node = node
+        self._strangers.discard(peer)
         peer.lines.limit_bytes = MAX_LINE_BYTES
         self._by_node[node] = peer
-        self._events.append(BeatEvent(kind="connected", node=node, address=peer.address, message=message))
+        self._tell(BeatEvent(kind="connected", node=node, at=time.monotonic(), address=peer.address, message=message))
+
+    def _tell(self, event: BeatEvent) -> None:
+        self._events.append(event)
+        self._is_urgent |= event.message.get("type") != "beat"
 
     def _is_ours(self, message: Message) -> bool:
         secret, node = message.get("secret"), message.get("node")
@@ -227,14 +262,15 @@ class BeatServer:
             return
         self._selector.unregister(peer.sock)
         self._peers.pop(fileno, None)
+        self._strangers.discard(peer)
         peer.sock.close()
         if peer.node and self._by_node.get(peer.node) is peer:
             del self._by_node[peer.node]
-            self._events.append(BeatEvent(kind="closed", node=peer.node))
+            self._tell(BeatEvent(kind="closed", node=peer.node, at=time.monotonic()))
 
     def _drop_strangers(self) -> None:
         limit = time.monotonic() - HELLO_LIMIT_S
-        for peer in [p for p in self._peers.values() if not p.node and p.since < limit]:
+        for peer in [p for p in self._strangers if p.since < limit]:
             self._drop(peer)
 
     def _ping(self) -> None:
@@ -242,149 +278,26 @@ class BeatServer:
         if now - self._pinged_at < PING_INTERVAL_S:
             return
         self._pinged_at = now
+        line = render_line({"type": "ping", "at": now})
         for peer in list(self._by_node.values()):
             if not peer.unsent:  # whoever does not read needs no second ping
-                self._queue(peer, render_line({"type": "ping"}))
+                self._queue(peer, line)
 
 
-def _drain(sock: Any) -> None:
+def _take_clock(peer: _Peer, beat: Message) -> None:
+    """Learn of a beat that answers a ping: how long the way was, and the node's clock in the middle of it."""
+    pinged_at, held_s, told = beat.get("ping"), beat.get("held_s"), beat.get("time")
+    if not (isinstance(pinged_at, float) and isinstance(held_s, float) and isinstance(told, float)):
+        return
+    way_s = time.monotonic() - pinged_at - held_s
+    if 0.0 <= way_s < _CLOCK_WAY_LIMIT_S and math.isfinite(told):
+        peer.clock.append(ClockOffset(offset_s=told + way_s / 2 - time.time(), error_s=way_s / 2))
+
+
+def drain(sock: Any) -> None:
+    """Drop what waits in a socket that does not block."""
     try:
         while sock.recv(4096):
             pass
     except OSError:
         return
-
-
-# ---------------------------------------------------------------- node's side
-
-
-class BeatClient:
-    """A node's end of the channel: beats from a thread of its own, and comes back when the connection breaks.
-
-    `state` is called for the fields of each beat; `connected` for the messages to (re)send after each hello.
-
-    After a freeze (a suspended job, a stopped node) what stands in the connection is old news and proves nothing: the
-    node connects anew, and is lost unless the launcher answers within a short time.
-    """
-
-    def __init__(
-        self,
-        *,
-        address: tuple[str, int],
-        hello: Message,
-        interval_s: float,
-        state: Callable[[], Message],
-        connected: Callable[[], list[Message]],
-        lost_after_s: float,
-    ) -> None:
-        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()  # may be fed from a signal handler
-        self._address = address
-        self._hello = hello
-        self._interval_s = interval_s
-        self._state = state
-        self._connected = connected
-        self._lost_after_s = lost_after_s
-        self._frozen_s = lost_after_s / 2  # a thread that did not run for this long was stopped, not busy
-        self._answer_limit_s = lost_after_s / 5  # after a freeze, for a new connection and the launcher's answer
-        self._heard_at = self._turned_at = time.monotonic()
-        self._local_address = ""
-        self._outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self._waker.setblocking(False)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="beats", daemon=True)
-
-    def start(self) -> None:
-        """Begin to connect and beat."""
-        self._thread.start()
-
-    def send(self, message: Message) -> None:
-        """Send as soon as possible; lost if the connection breaks now (see `connected`)."""
-        self._outbox.put(message)
-        self._wake_up()
-
-    def is_lost(self) -> bool:
-        """True when the launcher was not heard for `lost_after_s`."""
-        now = time.monotonic()
-        if not self._thread.is_alive():
-            return True
-        if now - self._turned_at > self._frozen_s:
-            return False  # both threads were stopped just now: the other one looks first
-        return now - self._heard_at > self._lost_after_s
-
-    @property
-    def local_address(self) -> str:
-        """This node's address on the way to the launcher; empty before the first connection."""
-        return self._local_address
-
-    def stop(self, timeout_s: float) -> None:
-        """Send what is queued, then close."""
-        self._stopping.set()
-        self._wake_up()
-        self._thread.join(timeout_s)
-        if not self._thread.is_alive():  # one that hangs in a send still uses them
-            self._wake.close()
-            self._waker.close()
-
-    def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of wake-ups: it will wake
-            self._waker.send(b".")
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                with socket.create_connection(self._address, timeout=2.0) as sock:
-                    self._serve(sock)
-            except (OSError, ChannelError):
-                pass
-            self._turn()
-            self._stopping.wait(0.2)
-
-    def _turn(self) -> bool:
-        """Note that this thread runs; True when it was stopped before."""
-        now = time.monotonic()
-        was_frozen = now - self._turned_at > self._frozen_s
-        if was_frozen:
-            self._heard_at = max(self._heard_at, now - self._lost_after_s + self._answer_limit_s)
-        self._turned_at = now
-        return was_frozen
-
-    def _serve(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._local_address = str(sock.getsockname()[0])
-        sock.sendall(render_line(self._hello))
-        for message in self._connected():
-            sock.sendall(render_line(message))
-        lines = LineBuffer(MAX_LINE_BYTES)
-        with selectors.DefaultSelector() as selector:
-            selector.register(sock, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            beat_at = time.monotonic()
-            while True:
-                ready = {key.fileobj for key, _ in selector.select(max(0.0, beat_at - time.monotonic()))}
-                if self._turn():
-                    return
-                if self._wake in ready:
-                    _drain(self._wake)
-                if sock in ready:
-                    data = sock.recv(65536)
-                    if not data:
-                        return
-                    self._heard_at = time.monotonic()
-                    for message in lines.feed(data):
-                        self.inbox.put(message)
-                self._flush(sock)
-                if self._stopping.is_set():
-                    return
-                if time.monotonic() >= beat_at:
-                    sock.sendall(render_line({"type": "beat", **self._state()}))
-                    beat_at = time.monotonic() + self._interval_s
-
-    def _flush(self, sock: socket.socket) -> None:
-        while True:
-            try:
-                message = self._outbox.get_nowait()
-            except queue.Empty:
-                return
-            sock.sendall(render_line(message))

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer import contract
-from trainer.agent.agent import LAUNCHER_LOST_S, NodeAgent
-from trainer.agent.program import Program
+from trainer.agent.agent import NodeAgent
+from trainer.agent.client import Patience
+from trainer.agent.outage import derive_patience
 from trainer.agent.surroundings import find_node_name
 from trainer.contract import AttemptSpec, ContractError
 from trainer.descendants import set_process_ties
 from trainer.verdict import EXIT_MISCONFIGURED
 
 
-def main(
-    argv: Sequence[str] | None = None,
-    runner_command: Callable[[Program], Sequence[str]] | None = None,
-    lost_after_s: float = LAUNCHER_LOST_S,
-) -> int:
-    """Run one node of an attempt. `runner_command`: what stands for torchrun.py, in tests."""
+def main(argv: Sequence[str] | None = None, patience: Patience | None = None) -> int:
+    """Run one node of an attempt. `patience`: other limits than the attempt's own, in tests."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     secret = os.environ.pop(contract.ENV_LAUNCHER_SECRET, "")
     host, _, port = os.environ.pop(contract.ENV_LAUNCHER, "").rpartition(":")
@@ -46,8 +43,7 @@ def main(
         launcher=(host, int(port)),
         secret=secret,
         environment=os.environ,
-        runner_command=runner_command,
-        lost_after_s=lost_after_s,
+        patience=patience or derive_patience(spec),
     )
     return agent.run()
 

@@ -9,10 +9,10 @@ from contextlib import closing
 
 import pytest
 
+from trainer.agent.client import BeatClient, Patience
 from trainer.beats import (
     MAX_HELLO_BYTES,
     MAX_LINE_BYTES,
-    BeatClient,
     BeatEvent,
     BeatServer,
     ChannelError,
@@ -41,11 +41,11 @@ def collect(server: BeatServer, until: Callable[[list[BeatEvent]], bool], deadli
 def client(server: BeatServer, news: list[Message] | None = None) -> BeatClient:
     client = BeatClient(
         address=("127.0.0.1", server.port),
-        hello={"type": "hello", "secret": "s3cret", "node": "n1"},
+        hello=lambda: {"type": "hello", "secret": "s3cret", "node": "n1"},
         interval_s=0.05,
         state=lambda: {"state": "running"},
         connected=lambda: news or [],
-        lost_after_s=0.5,
+        patience=Patience(unreachable_s=0.5, silent_s=1.0),
     )
     client.start()
     return client

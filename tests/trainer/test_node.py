@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from trainer.agent.leftovers import is_leftover
+from trainer.agent.outage import RESTART_FLOOR_S, STOP_S, derive_patience
 from trainer.agent.place import Place, parse_place
 from trainer.agent.probe import ProbeRun, parse_checks
-from trainer.agent.program import choose_program
-from trainer.agent.runner import torchrun_arguments
+from trainer.agent.program import choose_program, fill_command
 from trainer.agent.surroundings import (
     find_interface,
     hold_port,
@@ -22,10 +24,10 @@ from trainer.agent.surroundings import (
     threads_per_process,
     training_environment,
 )
-from trainer.agent.words import find_worker_log, is_victim, read_tail
+from trainer.agent.words import find_worker_log, is_port_taken, is_victim, read_tail
 from trainer.beats import ChannelError
 from trainer.contract import AttemptSpec, CheckResult, ContractError
-from trainer.descendants import choose_descendants, read_parents, signal_workers
+from trainer.descendants import choose_descendants, read_parents, signal_ranks
 from trainer.node import main
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,7 @@ def spec(*command: str, **values: object) -> AttemptSpec:
 
 @pytest.mark.torch
 def test_a_training_is_not_given_names_that_its_pytorch_warns_of() -> None:
-    environment = training_environment(spec(), Path("/runs/r"), "n1", {})
+    environment = found_environment({})
     assert "TORCH_FR_BUFFER_SIZE" in environment
     assert "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environment
 
@@ -61,23 +63,6 @@ def test_a_command_becomes_torchruns_program(command: tuple[str, ...], python: s
     assert (program.python, program.arguments) == (python, arguments)
 
 
-def arguments(rank: int) -> list[str]:
-    place = Place(rank=rank, nodes=2, master_addr="10.0.0.1", master_port=29999, rdzv_id="7.3.0")
-    program = choose_program(("train.py", "--max-restarts=5"), "/ours")
-    return torchrun_arguments(spec(procs_per_node=4), program, place, log_dir="/logs", local_addr="10.0.0.2")
-
-
-def test_torchrun_gets_its_place_and_the_program_last() -> None:
-    found = arguments(1)
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=4", "--master-port=29999"} <= set(found)
-    assert found[-2:] == ["train.py", "--max-restarts=5"]
-
-
-def test_only_the_first_node_speaks_into_the_jobs_log() -> None:
-    assert "--tee=0:3" in arguments(0)
-    assert not any(argument.startswith("--tee") for argument in arguments(1))
-
-
 @pytest.mark.parametrize(
     "message", [{}, {"rank": "x"}, {"rank": 0, "nodes": 1, "master_addr": "a", "master_port": None}]
 )
@@ -86,24 +71,49 @@ def test_a_go_without_a_place_is_an_error(message: dict[str, object]) -> None:
         parse_place({"type": "go", **message})
 
 
-def environment(given: dict[str, str], **values: object) -> dict[str, str]:
-    return training_environment(spec(**values), Path("/run"), "n1", given)
+def found_environment(given: dict[str, str], **values: object) -> dict[str, str]:
+    return training_environment(spec(**values), Path("/run"), given, launch=2, socket=Path("/tmp/s/node.sock"))
 
 
 def test_the_training_sees_the_contract_and_not_the_secret() -> None:
-    found = environment({"SUPERVISOR_LAUNCHER_SECRET": "s", "SUPERVISOR_LAUNCHER": "h:1", "HOME": "/h"})
+    found = found_environment({"SUPERVISOR_LAUNCHER_SECRET": "s", "SUPERVISOR_LAUNCHER": "h:1", "HOME": "/h"})
     assert (found["SUPERVISOR_ATTEMPT"], found["SUPERVISOR_RUN_DIR"], found["HOME"]) == ("3", "/run", "/h")
     assert "SUPERVISOR_LAUNCHER_SECRET" not in found
     assert "SUPERVISOR_LAUNCHER" not in found
 
 
 def test_the_run_file_wins_over_what_is_given_and_both_over_ours() -> None:
-    found = environment({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "9"}, environment={"OMP_NUM_THREADS": "2"})
+    found = found_environment({"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "9"}, environment={"OMP_NUM_THREADS": "2"})
     assert (found["NCCL_DEBUG"], found["OMP_NUM_THREADS"]) == ("INFO", "2")
 
 
-def test_evidence_of_each_node_has_its_own_folder() -> None:
-    assert environment({})["TORCH_FR_DUMP_TEMP_FILE"].startswith("/run/attempts/3/logs/n1/")
+def test_evidence_of_each_start_has_its_own_folder() -> None:
+    assert found_environment({})["TORCH_FR_DUMP_TEMP_FILE"].startswith("/run/attempts/3/evidence/2/")
+
+
+def test_ranks_know_their_start_and_where_their_agent_listens() -> None:
+    found = found_environment({})
+    assert (found["SUPERVISOR_LAUNCH"], found["SUPERVISOR_NODE_SOCKET"]) == ("2", "/tmp/s/node.sock")
+
+
+def filled(*template: str) -> tuple[str, ...]:
+    place = Place(
+        launch=1, rank=0, nodes=1, master_addr="a", master_port=1, rdzv_id="i", resume_from="/c/{run}", resume_step=9
+    )
+    return fill_command(spec("train.py", "5", command_template=template), Path("/run"), place)
+
+
+def test_each_start_fills_the_placeholders_of_the_command_anew() -> None:
+    assert filled("x.py", "--from={resume_from}@{resume_step}", "{run_dir}/{run}.{attempt}", "{other}") == (
+        "x.py",
+        "--from=/c/{run}@9",  # what a path holds is no placeholder
+        "/run/r.3",
+        "{other}",
+    )
+
+
+def test_a_command_without_a_template_stays_as_it_is() -> None:
+    assert filled() == ("train.py", "5")
 
 
 def test_processes_share_the_cpus_that_slurm_gave() -> None:
@@ -218,37 +228,62 @@ def test_a_node_without_a_launcher_says_who_starts_it(capsys: pytest.CaptureFixt
     assert "trainer.launch" in capsys.readouterr().err
 
 
-FORKING_RUNNER = """
-import os, signal, sys, time
-pid = os.fork()
-if pid == 0:
-    os.setsid()
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
-    print("ready", flush=True)
-    time.sleep(60)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+RANK = """
+import os, signal, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+print("ready", flush=True)
+time.sleep(60)
 """
 
 
-def test_a_worker_that_was_forked_is_told_too_and_once() -> None:
-    runner = subprocess.Popen([sys.executable, "-c", FORKING_RUNNER], stdout=subprocess.PIPE)
-    assert runner.stdout is not None
-    runner.stdout.readline()
-    told: set[int] = set()
-    assert signal_workers(signal.SIGUSR1, runner.pid, workers=1, told=told)
-    assert len(told) == 1
-    runner.stdout.close()
-    assert runner.wait(10) == 7
+@pytest.fixture
+def rank() -> Iterator[subprocess.Popen[bytes]]:
+    rank = subprocess.Popen([sys.executable, "-c", RANK], stdout=subprocess.PIPE)
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    yield rank
+    rank.kill()
+    rank.stdout.close()
+    rank.wait(10)
 
 
-def test_a_process_without_a_handler_is_left_alone() -> None:
-    """SIGUSR1 would end it; the call that finds it ready tells it."""
-    runner = subprocess.Popen([sys.executable, "-c", FORKING_RUNNER], stdout=subprocess.PIPE)
-    assert runner.stdout is not None
-    runner.stdout.readline()
+def test_a_rank_is_told_once(rank: subprocess.Popen[bytes]) -> None:
     told: set[int] = set()
-    assert not signal_workers(signal.SIGUSR2, runner.pid, workers=1, told=told)
+    assert signal_ranks(signal.SIGUSR1, [rank.pid], told=told)
+    assert told == {rank.pid}
+    assert rank.wait(10) == 7
+
+
+def test_a_process_without_a_handler_is_left_alone(rank: subprocess.Popen[bytes]) -> None:
+    """SIGUSR2 would end it; the call that finds it ready tells it."""
+    told: set[int] = set()
+    assert not signal_ranks(signal.SIGUSR2, [rank.pid], told=told)
     assert told == set()
-    signal_workers(signal.SIGUSR1, runner.pid, workers=1, told=told)
-    runner.stdout.close()
-    assert runner.wait(10) == 7
+    assert rank.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"SUPERVISOR_NODE_SOCKET": "/s", "SUPERVISOR_ATTEMPT": "3", "SUPERVISOR_RUN_DIR": "/r"}, True),
+        ({"SUPERVISOR_NODE_SOCKET": "/s", "SUPERVISOR_ATTEMPT": "2", "SUPERVISOR_RUN_DIR": "/r"}, False),
+        ({"SUPERVISOR_NODE_SOCKET": "/s", "SUPERVISOR_ATTEMPT": "3", "SUPERVISOR_RUN_DIR": "/other"}, False),
+        ({"SUPERVISOR_ATTEMPT": "3", "SUPERVISOR_RUN_DIR": "/r"}, False),  # the batch script's own processes
+        ({}, False),
+    ],
+)
+def test_a_rank_of_an_older_agent_is_known_by_its_environment(environ: dict[str, str], expected: bool) -> None:
+    data = b"\0".join(f"{k}={v}".encode() for k, v in {**environ, "SLURMD_NODENAME": "n1"}.items())
+    assert is_leftover(data, run_dir="/r", attempt=3, node="n1") is expected
+    assert not is_leftover(data, run_dir="/r", attempt=3, node="n2")
+
+
+def test_a_node_that_reaches_nobody_gives_up_before_others_can_write_in_its_place() -> None:
+    patience = derive_patience(spec(suspect_after_s=3.0, beat_interval_s=1.0))
+    assert patience.unreachable_s + STOP_S <= 3.0 - 1.0 + RESTART_FLOOR_S
+    assert patience.silent_s == 10.0
+
+
+def test_a_port_that_is_taken_is_told_by_the_last_words() -> None:
+    assert is_port_taken("RuntimeError: The server socket has failed to bind. code: -98, name: EADDRINUSE")
+    assert not is_port_taken("ValueError: boom")

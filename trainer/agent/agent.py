@@ -1,51 +1,64 @@
 """One node of the training step, from its hello to its end: what it makes of its orders and of its ranks.
 
-It trains only while the launcher answers: a node that is cut off kills its ranks before somebody else writes in their
-place. Nothing that it started survives it.
+The agent stays while the training starts again and again inside the allocation. Orders carry the number of the start
+that they belong to: those of an older one are late and count for nothing, one that comes twice is answered twice and
+acted on once. It trains only while the launcher answers: a node that is cut off kills its ranks before somebody else
+writes in their place (trainer.agent.outage), and offers itself again when the launcher is back.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import secrets
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainer import contract
-from trainer.agent.place import Place, parse_place
+from trainer.agent.client import BeatClient, Patience
+from trainer.agent.drills import Drill, hit_rank, parse_drill
+from trainer.agent.evidence import collect_evidence
+from trainer.agent.leftovers import kill_leftovers
+from trainer.agent.outage import RECONNECT_S, REFUSED_S, cut_off, read_boot_id
+from trainer.agent.place import parse_place
 from trainer.agent.probe import ProbeRun, plain_checks
-from trainer.agent.program import Program, choose_program
-from trainer.agent.runner import RUNNER, Runner, torchrun_arguments
-from trainer.agent.surroundings import find_interface, hold_port, is_listening, training_environment
-from trainer.agent.words import (
-    CONSOLE_TAIL_BYTES,
-    LOG_TAIL_BYTES,
-    find_worker_log,
-    is_victim,
-    read_nccl_warnings,
-    read_tail,
-)
-from trainer.beats import BeatClient, Message
+from trainer.agent.ranks import RankDesk, make_socket_folder
+from trainer.agent.reports import Reports
+from trainer.agent.surroundings import hold_port
+from trainer.agent.training import Training
+from trainer.agent.words import CONSOLE_TAIL_BYTES, find_last_words, is_port_taken, is_victim
+from trainer.agent.workers import WorkersEnd
+from trainer.beats import Message
 from trainer.contract import AttemptSpec, CheckResult, NodeReport, RunPaths
-from trainer.descendants import has_children, kill_descendants, signal_workers
-from trainer.verdict import EXIT_MISCONFIGURED
+from trainer.descendants import kill_descendants
 
-LAUNCHER_LOST_S = 10.0  # without a word from the launcher for this long a node stops its ranks
 LOG_READ_LIMIT_S = 2.0  # a file system that hangs must not hold the exit code back
-FAREWELL_LIMIT_S = 10.0
+EVIDENCE_LIMIT_S = 5.0
+FAREWELL_LIMIT_S = 10.0  # from Slurm's SIGTERM to an end without the launcher's leave
+PEER_GRACE_S = 5.0  # for the other ranks of a node, one of which ended on purpose: they are about to do the same
+BROKEN_GRACE_S = 0.3  # ... one of which failed: they wait for it in vain
 EXIT_TERMINATED = 128 + signal.SIGTERM
+# What a training says on purpose, on every rank.
+FINAL_CODES = frozenset(
+    {
+        contract.EXIT_RESUBMIT,
+        contract.EXIT_CHECKPOINT_REJECTED,
+        contract.EXIT_DIVERGED,
+        contract.EXIT_DO_NOT_RESTART,
+    }
+)
 
 _TICK_S = 0.5
 _START_TICK_S = 0.02  # while seconds count
 
 
 class NodeAgent:
-    """One node of the training step, from its hello to its end."""
+    """What one node does for one attempt."""
 
     def __init__(
         self,
@@ -56,49 +69,68 @@ class NodeAgent:
         launcher: tuple[str, int],
         secret: str,
         environment: Mapping[str, str],
-        runner_command: Callable[[Program], Sequence[str]] | None = None,
-        lost_after_s: float = LAUNCHER_LOST_S,
+        patience: Patience,
     ) -> None:
         self._spec = spec
-        self._attempt_dir = attempt_dir
+        self._run_dir = attempt_dir.parent.parent
         self._node = node
-        self._log_dir = RunPaths(attempt_dir.parent.parent).logs(spec.attempt) / node
-        self._environment = training_environment(spec, attempt_dir.parent.parent, node, environment)
-        self._program = choose_program(spec.command, sys.executable)
-        self._runner_command = runner_command or (lambda program: (program.python, str(RUNNER)))
-        self._lost_after_s = lost_after_s
-        self._runner: Runner | None = None
+        self._environment = environment
+        self._desk = RankDesk(make_socket_folder() / "node.sock", self._wake)
         self._probe: ProbeRun | None = None
-        self._state = "starting"
         self._checks: tuple[CheckResult, ...] = ()
-        self._checked: Message | None = None
-        self._ended: Message | None = None
-        self._failure: Message = {}
+        self._launch = 0  # the newest start that an order spoke of
+        self._state = "starting"
+        self._news: dict[str, Message] = {}  # by type, what the launcher is told again when it is back
+        self._events: list[Message] = []
         self._held_port = hold_port()
-        self._place: Place | None = None
-        self._listening: Message | None = None
-        self._is_training = False
-        self._saw_workers = False
-        self._requests: dict[int, int] = {}  # signals that the training is to get, by the launcher's count
-        self._told: dict[int, set[int]] = {}  # who has had each of them
-        self._untold: set[int] = set()
+        self._exit_code: int | None = None
+        self._leave_at: float | None = None
         self._is_terminated = False  # SIGTERM came to this node
         self._own_requests = 0  # sent to this node alone: counted downwards
-        self._events: list[Message] = []
+        self._lost_at: float | None = None
+        self._cut_s = 0.0  # for how long this node was without its launcher when it stopped its ranks, and since
+        self._drills: set[str] = set()
+        self._collector: threading.Thread | None = None
+        self._reports = Reports(node)
+        self._hello: Message = {
+            "type": "hello",
+            "secret": secret,
+            "node": node,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot_id": read_boot_id(),
+            "agent": secrets.token_hex(8),  # tells a new agent of this node from a new connection of this one
+        }
         self._client = BeatClient(
             address=launcher,
-            hello={
-                "type": "hello",
-                "secret": secret,
-                "node": node,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-            },
+            hello=self._say_hello,
             interval_s=spec.beat_interval_s,
-            state=lambda: {"state": self._state},
+            state=self._describe,
             connected=self._list_news,
-            lost_after_s=lost_after_s,
+            patience=patience,
         )
+        self._training = Training(
+            spec=spec,
+            run_dir=self._run_dir,
+            node=node,
+            environment=environment,
+            desk=self._desk,
+            local_address=lambda: self._client.local_address,
+            others=self._find_others,
+        )
+        self._orders = {
+            "go": self._go,
+            "stop": self._stop,
+            "check": self._check,
+            "spare": self._rest,
+            "evidence": self._collect,
+            "drill": self._make_drill,
+            "signal": self._take_request,
+            "kill": self._kill,
+            "bye": self._leave,
+            "lost": self._lose_launcher,
+            "back": self._find_launcher,
+        }
 
     def run(self) -> int:
         """Check, train when told so, and return the exit code of this node."""
@@ -106,227 +138,325 @@ class NodeAgent:
         self._install_signals()
         self._client.start()
         try:
-            self._make_log_dir()
-            self._prepare_runner()
-            self._begin_checks()
-            return self._serve()
+            self._prepare()
+            while self._exit_code is None:
+                self._turn(self._next_order())
+            return self._exit_code
         finally:
+            self._training.close()
             kill_descendants()
+            self._desk.close()
+            self._reports.flush(2.0)
             self._client.stop(2.0)
 
-    def _serve(self) -> int:
-        farewell_at: float | None = None
-        while True:
-            order = self._next_order()
-            kind = order["type"]
-            if kind == "go":
-                self._begin_training(parse_place(order))
-                farewell_at = None
-            elif kind == "spare" and self._ended is None:
-                self._state = "spare"
-            elif kind == "signal":
-                self._take_request(order)
-            elif kind == "kill":
-                self._end(int(order.get("exit_code", EXIT_TERMINATED)), str(order.get("reason", "told to stop")))
-            elif kind == "bye":
-                return self._finish()
-            self._look_at_checks()
-            self._look_at_training()
-            self._pass_requests_on()
-            if self._client.is_lost():
-                self._end(EXIT_TERMINATED, f"no word from the launcher for {self._lost_after_s:g} s: ranks stopped")
-                return self._finish()
-            if self._ended is not None:
-                farewell_at = farewell_at or time.monotonic() + FAREWELL_LIMIT_S
-                if self._spec.worker_restarts == 0 and time.monotonic() > farewell_at:
-                    return self._finish()
+    def _prepare(self) -> None:
+        left = kill_leftovers(self._run_dir, self._spec.attempt, self._environment)
+        if left:
+            self._say(f"killed what an older agent left: processes {left}")
+        self._desk.start()
+        self._training.make_log_folder()
+        self._training.prepare()
+        self._begin_checks()
 
-    def _list_news(self) -> list[Message]:
-        news = (*self._events, self._checked, self._listening, self._ended)
-        return [message for message in news if message is not None]
+    def _turn(self, order: Message) -> None:
+        act = self._orders.get(order["type"])
+        if act is not None:
+            act(order)
+        self._look_at_checks()
+        self._look_at_training()
+        self._look_at_time()
 
     def _next_order(self) -> Message:
-        is_starting = self._is_training and not self._saw_workers
+        is_opening = self._training.is_opening() and "listening" not in self._news
         try:
-            return self._client.inbox.get(timeout=_START_TICK_S if is_starting else _TICK_S)
+            return self._client.inbox.get(timeout=_START_TICK_S if is_opening else _TICK_S)
         except queue.Empty:
             return {"type": "tick"}
 
+    # ---- what the launcher hears
+
+    def _say_hello(self) -> Message:
+        cut_s = self._client.silence_s() if self._client.is_lost() else self._cut_s
+        return {**self._hello, "state": self._state, "launch": self._launch, "cut_s": round(cut_s, 3)}
+
+    def _describe(self) -> Message:
+        return {"state": self._state, "launch": self._launch, "ranks": self._desk.states()}
+
+    def _list_news(self) -> list[Message]:
+        return [*self._events, *self._news.values()]
+
+    def _tell(self, message: Message) -> None:
+        """Say something that is said again after each new connection, until something newer of its kind is."""
+        self._news[message["type"]] = message
+        self._client.send(message)
+
+    def _note(self, event: str, at: float | None = None) -> None:
+        message: Message = {"type": "event", "event": event, "time": time.time() if at is None else at}
+        self._events = [*self._events, message]
+        self._client.send(message)
+
+    def _wake(self) -> None:
+        self._client.beat_now()
+
+    def _say(self, text: str) -> None:
+        print(f"{self._node}: {text}", file=sys.stderr, flush=True)
+
     # ---- checks
 
-    def _begin_checks(self) -> None:
-        if self._ended is not None:
+    def _environment_of_checks(self) -> dict[str, str]:
+        hidden = (contract.ENV_LAUNCHER, contract.ENV_LAUNCHER_SECRET)
+        return {k: v for k, v in {**self._environment, **self._spec.environment}.items() if k not in hidden}
+
+    def _check(self, order: Message) -> None:
+        launch = int(order["launch"])
+        checked = self._news.get("checked")
+        if launch < self._launch:
             return
+        if checked is not None and checked["launch"] == launch:
+            self._client.send(checked)
+        elif self._probe is None or launch > self._launch:
+            self._launch = launch
+            self._begin_checks()
+
+    def _begin_checks(self) -> None:
         self._state = "checking"
+        self._news.pop("checked", None)
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
         if self._spec.start_checks:
             self._probe = ProbeRun(
                 self._spec.start_checks,
                 limit_s=self._spec.start_checks_timeout_s,
-                environment=self._environment,
+                environment=self._environment_of_checks(),
             )
         else:
             self._report_checks(())
 
     def _look_at_checks(self) -> None:
-        if self._probe is None or self._checked is not None:
-            return
-        results = self._probe.poll()
+        results = self._probe.poll() if self._probe is not None else None
         if results is not None:
+            self._probe = None
             self._report_checks(results)
 
     def _report_checks(self, results: tuple[CheckResult, ...]) -> None:
         self._checks = results
-        self._checked = {"type": "checked", "checks": plain_checks(results), "port": self._port()}
-        self._client.send(self._checked)
+        if self._state == "checking":
+            self._state = "ready"
+        self._tell({"type": "checked", "launch": self._launch, "checks": plain_checks(results), "port": self._port()})
         failed = [check.check for check in results if check.ok is False]
-        if failed:
+        if failed and not self._spec.in_job:
             self._end(contract.EXIT_NODE_CHECK_FAILED, f"start checks failed: {', '.join(failed)}")
         elif results:
             self._write_report(None, "")
 
+    def _find_others(self) -> frozenset[int]:
+        """Children of this process that are none of the training's."""
+        return self._probe.pids() if self._probe is not None else frozenset()
+
     def _port(self) -> int:
         return int(self._held_port.getsockname()[1])
 
-    # ---- training
-
-    def _make_log_dir(self) -> None:
-        try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # torchrun will fail over it, and say so in its exit code
-            print(f"{self._node}: {error}", file=sys.stderr, flush=True)
-
-    def _prepare_runner(self) -> None:
-        """Let torchrun be imported now, for when it is needed."""
-        try:
-            self._runner = Runner(self._runner_command(self._program), self._environment)
-        except OSError as error:
-            self._end(EXIT_MISCONFIGURED, f"{self._program.python} could not be started: {error}")
-
-    def _begin_training(self, place: Place) -> None:
-        if place == self._place:
-            return  # told again after a reconnection
-        self._place = place
-        self._untold, self._told = set(self._requests), {count: set() for count in self._requests}  # new processes
-        self._listening, self._ended, self._failure, self._saw_workers = None, None, {}, False
-        if self._runner is None:
-            self._prepare_runner()
-        if self._runner is None:
-            return
-        local = self._client.local_address
-        interface = find_interface(local)
-        names = {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface} if interface else {}
-        self._runner.train(
-            torchrun_arguments(self._spec, self._program, place, log_dir=str(self._log_dir), local_addr=local),
-            {k: v for k, v in names.items() if k not in self._environment},
-        )
-        self._state, self._is_training = "running", True
-        self._note("torchrun.started")
-
-    def _look_at_training(self) -> None:
-        runner = self._runner
-        if runner is None:
-            return
-        for report in runner.read_reports():
-            if report["type"] == "ready":
-                self._note("torchrun.imported", report.get("time"))
-            elif report["type"] == "failed":
-                self._failure = report
-        if not self._is_training:
-            return
-        self._look_at_rendezvous()
-        if not self._saw_workers and has_children(runner.process.pid):
-            self._saw_workers = True
-            self._note("workers.started")
-        code = runner.exit_code()
-        if code is not None:
-            for report in runner.read_reports():
-                self._failure = report if report["type"] == "failed" else self._failure
-            self._end(code, self._describe_end(code))
-
-    # ---- requests to save
-
-    def _take_request(self, order: Message) -> None:
-        """Remember a signal for the training, which may not run yet."""
-        count, number = int(order.get("count", 0)), int(order["number"])
-        if count not in self._requests:
-            self._requests[count] = number
-            self._told[count] = set()
-            self._untold.add(count)
-
-    def _pass_requests_on(self) -> None:
-        if self._runner is None or not self._is_training:
-            return
-        for count in sorted(self._untold):
-            pid, workers = self._runner.process.pid, self._spec.procs_per_node
-            if signal_workers(self._requests[count], pid, workers=workers, told=self._told[count]):
-                self._untold.discard(count)
-
-    def _look_at_rendezvous(self) -> None:
-        """Say when the others may come: who knocks before torchrun listens waits half a second in vain."""
-        place = self._place
-        if place is None or place.rank != 0 or self._listening is not None:
-            return
-        if is_listening(self._client.local_address, place.master_port):
-            self._listening = {"type": "listening", "rdzv_id": place.rdzv_id}
-            self._client.send(self._listening)
-            self._note("rendezvous.opened")
-
-    def _describe_end(self, code: int) -> str:
-        if code == 0:
-            return "finished"
-        if not self._failure:
-            return f"torchrun ended with exit code {code}"
-        return f"rank {self._failure.get('rank')} ended with exit code {self._failure.get('exit_code')}"
-
-    def _end(self, code: int, reason: str) -> None:
-        """Stop everything on this node and say so, once for each start of the training."""
-        if self._ended is not None:
-            self._client.send(self._ended)
-            return
-        left = kill_descendants()
-        self._is_training, self._runner = False, None
-        self._state = "ended"
+    def _renew_port(self) -> None:
         self._held_port.close()
         self._held_port = hold_port()  # for the next start: the old one may stay busy for a minute
+
+    # ---- training
+
+    def _go(self, order: Message) -> None:
+        place = parse_place(order)
+        last = self._training.place
+        if place.launch < self._launch or self._is_over(place.launch):
+            return
+        if last is not None and place.launch == last.launch:
+            self._repeat("ended")
+            return
+        self._launch, self._cut_s = place.launch, 0.0
+        for kind in ("listening", "ended", "failed", "stopped"):
+            self._news.pop(kind, None)
+        self._state = "running"
+        self._training.start(place)
+        self._note("workers.started")
+
+    def _is_over(self, launch: int) -> bool:
+        """True when the launcher has had this start stopped here: what asks for it is late."""
+        stopped = self._news.get("stopped")
+        return stopped is not None and stopped["launch"] >= launch
+
+    def _rest(self, _order: Message) -> None:
+        if not self._training.is_running and "ended" not in self._news:
+            self._state = "spare"
+
+    def _look_at_training(self) -> None:
+        end = self._training.look()
+        if end is not None:
+            self._take_end(end)
+            return
+        is_opening = self._training.is_opening() and "listening" not in self._news
+        if is_opening and (place := self._training.place) and self._training.has_opened():
+            self._tell({"type": "listening", "launch": place.launch, "rdzv_id": place.rdzv_id})
+            self._note("rendezvous.opened")
+
+    def _take_end(self, end: WorkersEnd) -> None:
+        if end.exit_code != 0:  # told at once, before the others of this node are stopped
+            self._tell({"type": "failed", "launch": self._launch, **_describe_end(end)})
+        self._end(end.exit_code, end.reason, end=end, grace_s=_grace_s(end.exit_code))
+
+    def _end(self, code: int, reason: str, *, end: WorkersEnd | None = None, grace_s: float = 0.0) -> None:
+        """Stop everything on this node and say so, once for each start of the training."""
+        if "ended" in self._news:
+            self._repeat("ended")
+            return
+        left = self._training.stop(grace_s)
         if left:
             reason += f"; processes {left} survive SIGKILL"
-        tail = self._read_log_tail(code)
-        self._ended = {
-            "type": "ended",
-            "exit_code": code,
-            "reason": reason,
-            "victim": is_victim(tail),
-            "terminated": self._is_terminated,
-            "rank": self._failure.get("rank"),
-            "port": self._port(),
-        }
-        self._client.send(self._ended)
-        self._write_report(code, tail)
-        if self._spec.worker_restarts > 0 and code not in (0, EXIT_MISCONFIGURED):
-            self._prepare_runner()
+        self._state = "ended"
+        self._renew_port()
+        words = self._read_last_words(end) if end is not None and code != 0 else ""
+        self._tell(
+            {
+                "type": "ended",
+                "launch": self._launch,
+                "exit_code": code,
+                "reason": reason,
+                "victim": is_victim(words),
+                "terminated": self._is_terminated,
+                "rank": end.rank if end is not None else None,
+                "port": self._port(),
+                "port_taken": (end is not None and end.is_port_taken) or is_port_taken(words),
+                "left": left,
+                "cut_s": round(self._cut_s, 3),
+            }
+        )
+        self._write_report(code, words)
+        self._training.prepare()
 
-    def _read_log_tail(self, code: int) -> str:
-        """The failing worker's last words; empty when the file system does not give them soon."""
-        if code == 0:
-            return ""
-        found: list[str] = []
-        reader = threading.Thread(target=lambda: found.append(self._find_last_words()), daemon=True)
-        reader.start()
-        reader.join(LOG_READ_LIMIT_S)
-        tail = found[0] if found else ""
-        if self._failure and tail:
-            print(f"{self._node}: last words:\n{tail[-CONSOLE_TAIL_BYTES:]}", file=sys.stderr, flush=True)
-        return tail
+    def _stop(self, order: Message) -> None:
+        launch = int(order["launch"])
+        if launch < self._launch and self._training.is_running:
+            return
+        if self._is_over(launch):
+            self._repeat("stopped")
+            return
+        self._launch = max(self._launch, launch)
+        left: list[int] = []
+        if self._training.is_running:
+            self._state = "stopping"
+            left = self._training.stop(float(order.get("grace_s", self._spec.stop_grace_s)))
+            self._renew_port()
+        self._state = "ready"
+        self._tell({"type": "stopped", "launch": launch, "port": self._port(), "left": left})
+        self._training.prepare()
 
-    def _find_last_words(self) -> str:
-        local_rank = self._failure.get("local_rank")
-        log = find_worker_log(self._log_dir, local_rank if isinstance(local_rank, int) else 0)
-        tail = read_tail(log, LOG_TAIL_BYTES) if log else ""
-        return (read_nccl_warnings(self._log_dir) + tail)[-LOG_TAIL_BYTES:]
+    def _kill(self, order: Message) -> None:
+        self._end(int(order.get("exit_code", EXIT_TERMINATED)), str(order.get("reason", "told to stop")))
 
-    def _finish(self) -> int:
-        code = self._ended["exit_code"] if self._ended else 0
-        return int(code)
+    def _leave(self, _order: Message) -> None:
+        ended = self._news.get("ended")
+        self._exit_code = int(ended["exit_code"]) if ended is not None else 0
+
+    def _repeat(self, kind: str) -> None:
+        if kind in self._news:
+            self._client.send(self._news[kind])
+
+    def _read_last_words(self, end: WorkersEnd) -> str:
+        evidence_dir = RunPaths(self._run_dir).evidence(self._spec.attempt, self._launch)
+        words = find_last_words(Path(end.log) if end.log else None, evidence_dir, LOG_READ_LIMIT_S)
+        if words:
+            self._say(f"last words:\n{words[-CONSOLE_TAIL_BYTES:]}")
+        return words
+
+    def _take_request(self, order: Message) -> None:
+        """A signal for the training, which may not run yet."""
+        self._training.request(int(order.get("count", 0)), int(order["number"]))
+
+    # ---- evidence and drills
+
+    def _collect(self, order: Message) -> None:
+        if self._collector is not None and self._collector.is_alive():
+            return
+        launch, directory = int(order["launch"]), Path(str(order["dir"]))
+        pids, log_dir = self._training.pids(), self._training.log_dir
+
+        def collect() -> None:
+            try:
+                files = collect_evidence(directory, self._desk, pids, log_dir, EVIDENCE_LIMIT_S)
+            except OSError as error:
+                self._say(f"no evidence: {error}")
+                files = []
+            self._client.send({"type": "evidence", "launch": launch, "files": files})
+
+        self._collector = threading.Thread(target=collect, name="evidence", daemon=True)
+        self._collector.start()
+
+    def _make_drill(self, order: Message) -> None:
+        drill = parse_drill(order)
+        if drill is None or drill.id in self._drills:
+            return
+        self._drills.add(drill.id)
+        if drill.kind in ("process", "hang"):
+            detail = hit_rank(drill, self._training.pids())
+            self._answer_drill(drill, detail or "no such rank runs here", ok=bool(detail))
+            return
+        self._answer_drill(drill, f"this node is mute for {drill.for_s:g} s", ok=True)
+        self._client.mute(drill.for_s)
+        if drill.kind == "node":
+            self._play_dead()
+
+    def _answer_drill(self, drill: Drill, detail: str, *, ok: bool) -> None:
+        if ok:
+            self._note("drill.made")
+        self._client.send({"type": "drilled", "id": drill.id, "ok": ok, "detail": detail})
+
+    def _play_dead(self) -> None:
+        """As a node without power: its ranks are gone at once, and nothing is heard of it any more.
+
+        The process stays until it would count as lost: its end would be told by the kernel, which a node without
+        power has none of.
+        """
+        self._training.stop(0.0)
+        deadline = time.monotonic() + 2 * self._spec.liveness_timeout_s
+        while time.monotonic() < deadline and not self._is_terminated:
+            time.sleep(_START_TICK_S)
+        self._exit_code = EXIT_TERMINATED
+
+    # ---- losing the launcher
+
+    def _lose_launcher(self, _order: Message) -> None:
+        """Stop the ranks first: somebody may be told to write in their place."""
+        self._lost_at = time.monotonic()
+        self._cut_s = self._client.silence_s()
+        was_running = self._training.is_running
+        reason = f"no word from the launcher for {self._cut_s:.1f} s: ranks stopped"
+        if was_running:
+            self._end(EXIT_TERMINATED, reason)
+        self._state = "cut"
+        self._say(reason)
+        self._reports.offer(
+            RunPaths(self._run_dir).cut_off(self._spec.attempt, self._node),
+            cut_off(self._spec, self._node, self._cut_s),
+        )
+
+    def _find_launcher(self, _order: Message) -> None:
+        if self._lost_at is not None:
+            self._cut_s += time.monotonic() - self._lost_at
+            self._say(f"the launcher is back after {self._cut_s:.1f} s")
+        self._lost_at = None
+        if self._state == "cut":
+            self._state = "ended" if "ended" in self._news else "ready"
+
+    def _look_at_time(self) -> None:
+        now = time.monotonic()
+        if self._client.is_dead():
+            self._end(EXIT_TERMINATED, "the thread that beats has ended")
+            self._leave({})
+        if self._leave_at is not None and now > self._leave_at:
+            self._leave({})
+        if self._lost_at is None:
+            return
+        if now - self._lost_at > RECONNECT_S or self._client.refused_s() > REFUSED_S:
+            self._end(EXIT_TERMINATED, "the launcher did not come back")
+            self._leave({})
 
     # ---- surroundings
 
@@ -340,20 +470,13 @@ class NodeAgent:
             exit_code=code,
             log_tail=log_tail,
         )
-        try:
-            contract.write_json(self._attempt_dir / "nodes" / f"{self._node}.json", report)
-        except OSError as error:  # a full disk must not hide the exit code
-            print(f"{self._node}: node report not written: {error}", file=sys.stderr, flush=True)
-
-    def _note(self, event: str, at: float | None = None) -> None:
-        message: Message = {"type": "event", "event": event, "time": time.time() if at is None else at}
-        self._events.append(message)
-        self._client.send(message)
+        self._reports.offer(RunPaths(self._run_dir).node_report(self._spec.attempt, self._node), report)
 
     def _install_signals(self) -> None:
         def stop(number: int, _frame: object) -> None:
+            self._is_terminated |= number == signal.SIGTERM
+            self._leave_at = time.monotonic() + FAREWELL_LIMIT_S
             reason = f"signal {signal.Signals(number).name}"
-            self._is_terminated = number == signal.SIGTERM
             self._client.inbox.put({"type": "kill", "exit_code": 128 + number, "reason": reason})
 
         def forward(number: int, _frame: object) -> None:
@@ -365,3 +488,11 @@ class NodeAgent:
         signal.signal(signal.SIGUSR1, forward)
         signal.signal(signal.SIGUSR2, forward)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: self._client.inbox.put({"type": "tick"}))
+
+
+def _describe_end(end: WorkersEnd) -> Message:
+    return {"rank": end.rank, "local_rank": end.local_rank, "exit_code": end.exit_code, "reason": end.reason}
+
+
+def _grace_s(code: int) -> float:
+    return PEER_GRACE_S if code in FINAL_CODES else BROKEN_GRACE_S

@@ -66,6 +66,18 @@ class ProbeRun:
         with self._output:
             return self._judge(process)
 
+    def pids(self) -> frozenset[int]:
+        """The process of the probes, while it runs."""
+        return frozenset() if self._process is None else frozenset({self._process.pid})
+
+    def cancel(self) -> None:
+        """End the probes: nobody waits for them any more."""
+        with self._output:
+            if self._process is not None and self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.5)
+
     def _judge(self, process: subprocess.Popen[bytes] | None) -> tuple[CheckResult, ...]:
         if process is None:
             return _unknown(self._refusal)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainer.agent.place import Place
+from trainer.contract import AttemptSpec
 
 PYTHONS = ("python", "python3")
 
@@ -30,3 +34,22 @@ def choose_program(command: Sequence[str], python: str) -> Program:
     if first == "-m" or first.endswith(".py"):
         return Program(python=python, arguments=tuple(command))
     return Program(python=python, arguments=("--no-python", *command))
+
+
+def fill_command(spec: AttemptSpec, run_dir: Path, place: Place) -> tuple[str, ...]:
+    """The training command of one start: the template with its placeholders filled, or the command as it is."""
+    if not spec.command_template:
+        return spec.command
+    values = {
+        "{resume_from}": place.resume_from,
+        "{resume_step}": str(place.resume_step),
+        "{run}": spec.run,
+        "{attempt}": str(spec.attempt),
+        "{run_dir}": str(run_dir),
+    }
+    return tuple(_fill(word, values) for word in spec.command_template)
+
+
+def _fill(word: str, values: Mapping[str, str]) -> str:
+    pattern = "|".join(re.escape(placeholder) for placeholder in values)
+    return re.sub(pattern, lambda found: values[found[0]], word)  # what was filled in is not filled again

@@ -18,18 +18,24 @@ from trainer.contract import AttemptSpec, RunPaths
 _SIOCGIFADDR = 0x8915
 
 
-def training_environment(spec: AttemptSpec, run_dir: Path, node: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the training program: what is given, ours where nothing is given, the run file's last."""
+def training_environment(
+    spec: AttemptSpec, run_dir: Path, given: Mapping[str, str], *, launch: int, socket: Path
+) -> dict[str, str]:
+    """The environment of the training program: what is given, ours where nothing is given, the run file's last.
+
+    `launch`: which start of the training it is for; `socket`: where its ranks reach the agent of their node.
+    """
     kept = {k: v for k, v in given.items() if k not in (contract.ENV_LAUNCHER, contract.ENV_LAUNCHER_SECRET)}
     wanted = {**kept, **spec.environment}
-    evidence_dir = str(RunPaths(run_dir).logs(spec.attempt) / node)
+    evidence_dir = str(RunPaths(run_dir).evidence(spec.attempt, launch))
     ours = {
         "OMP_NUM_THREADS": str(threads_per_process(given, spec.procs_per_node)),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
         "PYTHONUNBUFFERED": "1",  # the last words of a killed worker must be in its log
         **nccl.nccl_environment(evidence_dir, wanted, torch_version=_torch_version()),
     }
-    return {**ours, **wanted, **contract.attempt_environment(spec, run_dir)}
+    told = {contract.ENV_LAUNCH: str(launch), contract.ENV_NODE_SOCKET: str(socket)}
+    return {**ours, **wanted, **contract.attempt_environment(spec, run_dir), **told}
 
 
 def _torch_version() -> str:

@@ -1,0 +1,50 @@
+"""When a node stops its ranks because it has lost the launcher, and the word that it leaves for the others.
+
+The fence: nobody may write in the place of ranks that still run. The launcher counts a silent node as lost at
+`suspect_after_s` after its last beat at the earliest, if nothing of the node answers either, and the node's newest
+beat may be one interval old when the cable breaks. From its decision to the first write of a rank that was started
+instead, at least `RESTART_FLOOR_S` pass: it looks for the node's ports, stops the ranks of the others, checks nodes,
+starts and restores. So a node that reaches nobody stops its ranks within
+
+    suspect_after_s - beat_interval_s + RESTART_FLOOR_S
+
+of the last thing that the launcher's host acknowledged, less the time that stopping takes. A launcher that is merely
+stopped (its host acknowledges) can start nobody in our place; only the service can, and it takes 15 s at least. The
+claims of the trainer (each start of a training claims its attempt before it publishes) are the second line.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trainer.agent.client import Patience
+from trainer.contract import AttemptSpec, CutOff
+
+RESTART_FLOOR_S = 1.0  # a launcher is no faster from its decision to another rank's first write
+STOP_S = 0.25  # SIGKILL of this node's ranks
+SHORTEST_S = 1.0  # a busy machine needs that much
+LAUNCHER_SILENT_S = 10.0  # stopped for a while is no loss; below the 15 s in which the service replaces a batch host
+RECONNECT_S = 60.0  # a cable that comes back by then yields a node that can be used again
+REFUSED_S = 5.0  # its host lives and nobody listens there: the launcher is gone for good
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def derive_patience(spec: AttemptSpec) -> Patience:
+    """How long a node of this attempt trains on without its launcher."""
+    earliest_s = min(spec.suspect_after_s, spec.liveness_timeout_s) - spec.beat_interval_s
+    unreachable_s = max(earliest_s + RESTART_FLOOR_S - STOP_S, SHORTEST_S)
+    return Patience(unreachable_s=unreachable_s, silent_s=max(LAUNCHER_SILENT_S, unreachable_s))
+
+
+def read_boot_id() -> str:
+    """This boot of this host; empty where it cannot be read."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def cut_off(spec: AttemptSpec, node: str, since_s: float) -> CutOff:
+    """The word of a node that lives, has not heard the launcher for `since_s`, and has stopped its ranks."""
+    return CutOff(attempt=spec.attempt, node=node, boot_id=read_boot_id(), since_s=round(since_s, 3), time=time.time())
