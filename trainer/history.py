@@ -8,6 +8,7 @@ start. Every line names that checkpoint, so no guess is needed.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from trainer.contract import RunPaths, parse_checkpoint_name
+from trainer.contract import ENV_LAUNCH, RunPaths, parse_checkpoint_name
 from trainer.data import SampleOrder
 
 MAX_WRONG_STEPS = 20
@@ -32,15 +33,17 @@ def loss_path(run_dir: Path, attempt: int) -> Path:
 
 
 class StepLog:
-    """Appends one JSON object a line, flushed at once: step, samples or loss, world (ranks in that step) and from.
+    """Appends one JSON object a line, flushed at once: step, samples or loss, world (ranks in that step), from, launch.
 
-    `from` is the name of the checkpoint that this process resumed from, or empty. A line that can't be written (full
+    `from` is the name of the checkpoint that this process resumed from, or empty; `launch` the number of this start of
+    the training within the attempt. A line that can't be written (full
     disk) is lost and counted in `lost`; training goes on.
     """
 
     def __init__(self, path: Path, *, world: int, resumed_from: str = "") -> None:
         self.lost = 0
-        self._tail = {"world": world, "from": resumed_from}
+        launch = os.environ.get(ENV_LAUNCH, "")
+        self._tail = {"world": world, "from": resumed_from, "launch": int(launch) if launch.isdigit() else 0}
         self._stream = _open_append(path)
 
     def append_samples(self, step: int, samples: Sequence[int]) -> None:
@@ -90,6 +93,7 @@ class StepRecord:
     samples: tuple[int, ...] = ()
     loss: float | None = None
     time: float | None = None
+    launch: int = 0
 
 
 def read_step_log(path: Path) -> list[StepRecord]:
@@ -111,6 +115,7 @@ def _parse_line(line: bytes) -> StepRecord | None:
             samples=tuple(int(index) for index in raw.get("samples", ())),
             loss=float(raw["loss"]) if raw.get("loss") is not None else None,
             time=float(raw["time"]) if raw.get("time") is not None else None,
+            launch=int(raw.get("launch", 0)),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

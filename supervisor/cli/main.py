@@ -37,6 +37,7 @@ _COMMANDS: Mapping[str, str] = {
     "resume": "supervisor.cli.change:resume",
     "release": "supervisor.cli.change:release",
     "save": "supervisor.cli.change:save",
+    "drill": "supervisor.cli.drill:drill",
     "plan": "supervisor.cli.plan:plan",
     "verify": "supervisor.cli.verify:verify",
     "daemon": "supervisor.cli.daemon:daemon",
