@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 KILL_LIMIT_S = 5.0  # a process that survives SIGKILL longer hangs in the kernel; waiting does not cure it
@@ -34,63 +34,67 @@ def read_parents() -> dict[int, int]:
     return parents
 
 
-def choose_descendants(parents: Mapping[int, int], root: int) -> list[int]:
-    """Every process below `root`, nearest first."""
+def choose_descendants(parents: Mapping[int, int], root: int, kept: Collection[int] = ()) -> list[int]:
+    """Every process below `root`, nearest first, but for those in `kept` and what is below them."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
     found, front = [], [root]
     while front:
-        front = [child for pid in front for child in children.get(pid, ())]
+        front = [child for pid in front for child in children.get(pid, ()) if child not in kept]
         found += front
     return found
 
 
-def kill_descendants(limit_s: float = KILL_LIMIT_S) -> list[int]:
+def kill_descendants(limit_s: float = KILL_LIMIT_S, kept: Collection[int] = ()) -> list[int]:
     """SIGKILL everything below this process until nothing is left; the pids that would not go.
 
-    As subreaper we inherit the orphans, so killing a parent hides none of its children from us.
+    As subreaper we inherit the orphans, so killing a parent hides none of its children from us. `kept`: children
+    that go on, with all that is below them.
     """
     deadline = time.monotonic() + limit_s
     while True:
-        left = choose_descendants(read_parents(), os.getpid())
+        left = choose_descendants(read_parents(), os.getpid(), kept)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.01)
 
 
-def signal_workers(number: int, runner_pid: int, *, workers: int, told: set[int]) -> bool:
-    """Send a signal to each training process that takes it; True when none of `workers` is left to be told.
+def signal_ranks(number: int, ranks: Iterable[int], *, told: set[int]) -> bool:
+    """Send a signal to each rank that takes it, or to what below it does; True when every one of them has had it.
 
-    A worker is torchrun's child with a local rank. One that would die of the signal is not told: it may still
-    be importing, and the next call finds it ready; or it is a shell around the training, which then is told itself.
-    `told`: who has had it; grows.
+    One that would die of the signal is not told: it may still be importing, and the next call finds it ready; or it
+    is a shell around the training, which then is told itself. `told`: who has had it; grows.
     """
     parents = read_parents()
-    done = 0
-    for worker in [pid for pid, parent in parents.items() if parent == runner_pid and _is_worker(pid)]:
-        takers = _find_takers(number, worker, parents)
+    is_done = True
+    for rank in ranks:
+        takers = _find_takers(number, rank, parents)
+        is_done = is_done and bool(takers)
         for pid in takers:
             if pid not in told:
                 told.add(pid)
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
-        done += bool(takers)
-    return done >= workers
+    return is_done
 
 
-def _is_worker(pid: int) -> bool:
-    """Torchrun starts each worker in a session of its own; one that was forked has torchrun's own first environment."""
-    try:
-        return os.getsid(pid) == pid or b"\0LOCAL_RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
+def find_workers(runner_pid: int) -> dict[int, int]:
+    """Torchrun's workers: local rank to process."""
+    found = {}
+    for pid, parent in read_parents().items():
+        if parent == runner_pid:
+            with contextlib.suppress(OSError, ValueError):
+                entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                named = next((entry for entry in entries if entry.startswith(b"LOCAL_RANK=")), b"")
+                found[int(named.removeprefix(b"LOCAL_RANK="))] = pid
+    return found
 
 
 def _find_takers(number: int, worker: int, parents: Mapping[int, int]) -> list[int]:
@@ -112,8 +116,3 @@ def takes_signal(pid: int, number: int) -> bool:
         return False
     masks = dict(line.split(":\t", 1) for line in text.splitlines() if line.startswith(("SigCgt:", "SigBlk:")))
     return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
-
-
-def has_children(pid: int) -> bool:
-    """True when a process has started another one."""
-    return pid in read_parents().values()
