@@ -64,6 +64,7 @@ start_checks = false
 backoff_s = 0
 max_without_progress = {max_without_progress}
 queue_ahead_s = {queue_ahead_s}
+in_job = {in_job}
 [progress]
 step_min_s = 0.5
 step_max_s = {step_max_s}
@@ -171,10 +172,14 @@ class Stage:
         max_without_progress: int = 3,
         step_max_s: float = 60,
         queue_ahead_s: float = 0,
+        in_job: bool = False,
         root: Path | None = None,
         more: str = "",
     ) -> Path:
-        """A run file; `training`: arguments of the stand-in (see rig/training.py)."""
+        """A run file; `training`: arguments of the stand-in (see rig/training.py).
+
+        Without `in_job` every failure ends the attempt: most tests here are about what the service does then.
+        """
         path = self.directory / f"{name}.toml"
         path.write_text(
             _RUN_FILE.format(
@@ -186,6 +191,7 @@ class Stage:
                 max_without_progress=max_without_progress,
                 step_max_s=step_max_s,
                 queue_ahead_s=queue_ahead_s,
+                in_job=str(in_job).lower(),
                 more=more,
             )
         )

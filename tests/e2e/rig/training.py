@@ -27,7 +27,8 @@ upload_error = given.get("upload_error", "").replace("_", " ")  # with it no che
 
 attempt = int(os.environ[contract.ENV_ATTEMPT])
 paths = RunPaths(Path(os.environ[contract.ENV_RUN_DIR]))
-ended = paths.attempt_dir(attempt) / "rank0.ended"
+launch = int(os.environ.get(contract.ENV_LAUNCH, "0"))
+ended = paths.attempt_dir(attempt) / f"rank0.ended.{launch}"
 seq = 0
 failures = 0
 requests = 0
@@ -56,6 +57,7 @@ def report(step: int, phase: str) -> None:
         save_blocking_s=save_s if save_s is None else save_s + seq * 1e-6,  # every save is measured anew
         save_failures=failures,
         save_error=save_error if failures else "",
+        launch=launch,
     )
     contract.write_json(paths.progress(attempt), record)
 
@@ -145,7 +147,7 @@ def train() -> None:
 
 
 if int(os.environ["RANK"]) == 0:
-    meeting = f"{os.environ['MASTER_ADDR']} {os.environ['TORCHELASTIC_RUN_ID']}"
+    meeting = f"{os.environ['MASTER_ADDR']} {os.environ.get('TORCHELASTIC_RUN_ID', '')}"
     contract.write_bytes(paths.attempt_dir(attempt) / "meeting", meeting.encode())
     contract.write_bytes(paths.attempt_dir(attempt) / "skips", os.environ[contract.ENV_SKIP_SAMPLES].encode())
     train()
