@@ -6,6 +6,7 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/attempt.json         AttemptSpec, written by the service before it submits
     attempts/<n>/batch.sh, job.log    what was submitted; the job's output (appended, one file per attempt)
     attempts/<n>/launch.json          LaunchReport, rewritten once a second by trainer.launch
+    attempts/<n>/launcher.json        which process launches the attempt, see trainer.launching.claim
     attempts/<n>/interruptions/<k>.json  InterruptionRecord of the k-th start of the training (from 0), which was
                                       interrupted and followed by another one in the same allocation
     attempts/<n>/evidence/<k>/        what was collected of start k: stacks, Flight Recorder dumps, last log lines
@@ -53,6 +54,8 @@ EXIT_NODE_CHECK_FAILED = 76  # trainer.node: this node failed its checks before 
 EXIT_NODE_SILENT = 77  # trainer.launch: a node went silent
 EXIT_CHECKPOINT_REJECTED = 78  # the checkpoint to resume from did not load or did not match its checksums
 EXIT_DIVERGED = 79  # the loss is no number any more, or jumped: divergence.json says since when
+EXIT_ALREADY_LAUNCHED = 80  # trainer.launch: another launcher has this attempt; nothing was touched
+EXIT_HUNG = 81  # trainer.launch: the ranks made no progress and did not die, and starting again did not help
 
 ENV_RUN = "SUPERVISOR_RUN"
 ENV_ATTEMPT = "SUPERVISOR_ATTEMPT"
@@ -247,7 +250,7 @@ class ObjectRecord:
 class NodeBeat:
     """What trainer.launch knows of one node of the step."""
 
-    state: str  # "starting", "checking", "running", "ended", "spare"
+    state: str  # "starting", "checking", "running", "ready", "ended", "spare", "lost"
     age_s: float  # since the last beat, on the launcher's monotonic clock
     exit_code: int | None = None
 

@@ -19,6 +19,8 @@ class Verdict:
     exit_code: int
     reason: str
     node: str | None = None
+    next: str = ""  # what is left to do, as in the exit record
+    bad_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,7 +67,7 @@ class Attempt:
     ) -> None:
         script = self.rig / "train.py"
         script.write_text(program)
-        values = {"command": (str(script),), "beat_interval_s": 0.1, **spec}
+        values = {"command": (str(script),), "beat_interval_s": 0.1, "in_job": False, **spec}
         write_json(self.dir / "attempt.json", AttemptSpec(run="r", attempt=1, nodes=nodes, **values))
         environment: Mapping[str, str] = {
             **os.environ,
@@ -379,20 +379,18 @@ def test_the_exit_record_says_whether_the_nodes_alone_were_terminated(attempt: A
     assert (record.exit_code, record.is_step_terminated) == (143, not is_launcher_too)
 
 
-def test_workers_are_restarted_on_all_nodes_together_as_often_as_allowed(attempt: Attempt) -> None:
+def test_the_training_is_started_again_on_all_nodes_together(attempt: Attempt) -> None:
     program = """
-import os, pathlib, time
-up = pathlib.Path(os.environ['RIG_DIR'], 'first.' + os.environ['RANK'])
-if not up.exists():
-    up.touch()
+import os, time
+if os.environ['SUPERVISOR_LAUNCH'] == '0':
     time.sleep(99) if os.environ['RANK'] == '0' else os._exit(9)
 """
-    attempt.start(program, nodes=2, worker_restarts=1)
+    attempt.start(program, nodes=2, in_job=True)
     assert attempt.end().nodes == {"n1": 0, "n2": 0}
 
 
 def test_a_training_that_fails_once_too_often_is_not_restarted(attempt: Attempt) -> None:
-    attempt.start("raise SystemExit(9)", nodes=2, worker_restarts=1)
+    attempt.start("raise SystemExit(9)", nodes=2, in_job=True, max_without_progress=2)
     assert attempt.end().exit_code == 9
 
 
@@ -405,7 +403,7 @@ code = 0 if started.exists() else 79
 started.touch()
 raise SystemExit(code)
 """
-    attempt.start(program, nodes=2, worker_restarts=1)
+    attempt.start(program, nodes=2, in_job=True)
     assert attempt.end().exit_code == 79
 
 
@@ -446,7 +444,7 @@ def test_an_unreadable_specification_is_refused_with_its_reason(attempt: Attempt
 
 def test_a_missing_python_of_the_training_is_told_and_not_retried(attempt: Attempt) -> None:
     attempt.start(
-        "", nodes=1, worker_restarts=3, command=("/no/such/python", "x.py"), launcher=("-m", "trainer.launch")
+        "", nodes=1, in_job=True, command=("/no/such/python", "x.py"), launcher=("-m", "trainer.launch")
     )
     record = attempt.end()
     assert record.exit_code == 127

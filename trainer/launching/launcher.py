@@ -1,22 +1,35 @@
-"""One attempt's training step, from srun to the exit record: the loop that acts. Monotonic clock only."""
+"""One attempt on its nodes, from srun to the exit record: the loop that acts. Monotonic clock only."""
 
 from __future__ import annotations
 
-import secrets
-import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from trainer import contract
-from trainer.beats import BeatEvent, BeatServer, Message
-from trainer.contract import EXIT_NODE_SILENT, AttemptSpec, ExitRecord, LaunchReport, NodeBeat, Outcome
-from trainer.launching.limits import OWN_SILENCE_S, POLL_S, REPORT_INTERVAL_S, Limits
+from trainer.beats import BeatEvent, Message
+from trainer.contract import EXIT_NODE_SILENT, AttemptSpec, ExitRecord, Outcome, RunPaths
+from trainer.launching.clock import OwnClock
+from trainer.launching.course import EXIT_TERMINATED, FINAL_CODES, choose_fewer, find_failure, is_final
+from trainer.launching.drills import Drills
+from trainer.launching.fleet import Fleet
+from trainer.launching.hangs import Hang
+from trainer.launching.interruptions import Finding, Interruption, finding_of, record_of
+from trainer.launching.limits import POLL_S, Limits
 from trainer.launching.nodes import Node
+from trainer.launching.ports import PortWatch
+from trainer.launching.recovering import Recovery
+from trainer.launching.recovery import Start
+from trainer.launching.reporting import Reporter
+from trainer.launching.requests import Requests
+from trainer.launching.resume import ResumePoint
+from trainer.launching.streak import Streak
+from trainer.launching.training import Training
+from trainer.launching.watched import WatchedFiles, ask_within
+from trainer.launching.watches import Watches
 from trainer.launching.writer import Writer, read_outcome
-from trainer.step import Step, find_blamed_node, parse_srun_line, srun_command, step_environment
+from trainer.step import find_blamed_node
 from trainer.verdict import (
     EXIT_MISCONFIGURED,
     EXIT_NOT_STARTED,
@@ -29,20 +42,13 @@ from trainer.verdict import (
     judge_ends,
 )
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
-# What a training says on purpose: starting it again in the same attempt would only bring it there once more.
-FINAL_CODES = frozenset(
-    {
-        contract.EXIT_RESUBMIT,
-        contract.EXIT_CHECKPOINT_REJECTED,
-        contract.EXIT_DIVERGED,
-        contract.EXIT_DO_NOT_RESTART,
-    }
-)
+OUTCOME_LIMIT_S = 1.0  # for the file system to say how the training says that it ended
+MANY_NODES = 32  # from so many on their beats are taken in batches
+BATCH_S = 0.02
 
 
 class Launcher:
-    """One attempt's training step, from srun to the exit record."""
+    """One attempt, from srun to the exit record."""
 
     def __init__(
         self,
@@ -56,42 +62,46 @@ class Launcher:
         environment: Mapping[str, str],
         agent: Sequence[str],
         limits: Limits,
+        ports: PortWatch | None = None,
     ) -> None:
         self._spec = spec
         self._attempt_dir = attempt_dir
         self._own_node = own_node
-        self._own_address = own_address
         self._job_id = job_id
-        self._environment = environment
-        self._agent = (*agent, str(attempt_dir))
         self._limits = limits
-        self._nodes = {name: Node(name) for name in nodes}
-        self._secret = secrets.token_hex(16)
-        self._server = BeatServer(secret=self._secret, nodes=frozenset(nodes))
+        self._clock = OwnClock()
+        self._fleet = Fleet(
+            spec=spec,
+            nodes=nodes,
+            own_node=own_node,
+            own_address=own_address,
+            environment=environment,
+            agent=(*agent, str(attempt_dir)),
+            limits=limits,
+            clock=self._clock,
+            ports=ports or PortWatch(nodes, limit_s=min(1.0, spec.suspect_after_s / 4)),
+        )
+        self._nodes = self._fleet.nodes
         self._writer = Writer(attempt_dir)
-        self._step: Step | None = None
-        self._started_at = self._turned_at = time.monotonic()
+        self._files = WatchedFiles(attempt_dir.parent.parent, spec)
+        self._requests = Requests(self._fleet)
+        self._reporter = Reporter(spec=spec, job_id=job_id, own_node=own_node, fleet=self._fleet, writer=self._writer)
+        self._drills = Drills()
+        self._watches = Watches(spec)
         self._enough_at: float | None = None
-        self._go: Go | None = None
-        self._ends: list[NodeEnd] = []  # of the nodes that train, in the order of their arrival
-        self._failed_at: float | None = None
-        self._restarts = 0
-        self._is_open = False  # the first node's torchrun listens: the others may come
-        self._killed_at: float | None = None
-        self._silent_since: dict[str, float] = {}
-        self._srun_ended_at: float | None = None
-        self._seq = 0
-        self._reported: tuple[float, object] = (0.0, None)
-        self._signals: list[int] = []
-        self._requests: list[int] = []  # signals for the training: save and exit
-        self._is_terminated = False  # SIGTERM or SIGINT came to the launcher
-        self._is_step_terminated = False  # a node got SIGTERM, from Slurm
-        self._phase = "starting"
+        self._training: Training | None = None
+        self._recovery: Recovery | None = None
+        self._interruptions: list[Interruption] = []
+        self._streak = Streak()
+        self._hang: Hang | None = None
+        self._outcome_asked: tuple[int, Outcome | None] = (-1, None)
+        self._turned_at = 0.0
 
     def run(self) -> int:
-        """Run the step to its end and return the job's exit code."""
-        self._install_signals()
+        """Run the attempt to its end and return the job's exit code."""
+        self._requests.install()
         self._writer.start()
+        self._files.start()
         self._note("launch.started")
         self._report()
         verdict = self._start_step()
@@ -100,48 +110,69 @@ class Launcher:
         return self._conclude(verdict)
 
     def _cycle(self) -> Verdict | None:
-        self._forgive_own_silence()
-        for event in self._server.poll(POLL_S):
-            self._take(event)
-        self._look_at_srun()
-        self._look_for_dead_agents()
-        verdict = self._take_signals() or self._look_for_silence()
-        if verdict is None:
-            verdict = self._decide_start() if self._go is None else self._look_at_ends()
+        is_news = self._turn()
+        if not is_news and self._clock.now() - self._turned_at < POLL_S:
+            return None  # nothing but beats
+        self._turned_at = self._clock.now()
+        verdict = self._requests.verdict(self._fleet.silent_since) or self._look_for_silence() or self._decide()
         self._report()
         return verdict
 
-    # ---- start
+    def _turn(self) -> bool:
+        """Take what came; True when there was more than beats."""
+        if len(self._nodes) > MANY_NODES:
+            time.sleep(BATCH_S)
+        events = self._fleet.poll()
+        for event in events:
+            self._take(event)
+        is_news = any(event.kind != "message" or event.message["type"] != "beat" for event in events)
+        for number in self._requests.take():
+            is_news = True
+            self._note("save.requested" if number else "signal.received")
+        if is_news or self._clock.now() - self._turned_at >= POLL_S:
+            self._fleet.mark_silence()
+            for end in self._fleet.srun_ends():
+                self._take_srun_end(end)
+        return is_news
+
+    def _decide(self) -> Verdict | None:
+        if self._spec.in_job:
+            self._look_for_losses()
+            self._follow_interruptions()
+        if self._recovery is not None:
+            return self._recover(self._recovery)
+        if self._training is None:
+            return self._decide_start()
+        if self._spec.in_job:
+            self._make_drill(self._training)
+        return self._look_at_training(self._training)
+
+    # ---- the first start
 
     def _start_step(self) -> Verdict | None:
-        environment = {
-            **step_environment(self._environment),
-            contract.ENV_LAUNCHER: f"{self._own_address}:{self._server.port}",
-            contract.ENV_LAUNCHER_SECRET: self._secret,
-        }
         try:
-            self._step = Step(srun_command(list(self._nodes), self._agent, self._environment), environment)
+            self._fleet.start_step()
         except OSError as error:
             return Verdict(exit_code=EXIT_MISCONFIGURED, reason=f"srun could not be started: {error}")
-        self._phase = "checking"
+        self._reporter.phase = "checking"
         self._note("step.started")
         return None
 
     def _decide_start(self) -> Verdict | None:
-        now = time.monotonic()
+        now = self._clock.now()
         candidates = [
             Candidate(
                 node=n.name,
                 is_connected=n.connected_at is not None,
                 is_checked=n.is_checked,
-                is_silent=n.name in self._silent_since,
+                is_silent=n.name in self._fleet.silent_since or bool(n.lost),
                 failed=n.failed or (n.end.reason if n.end else ""),
                 exit_code=n.end.exit_code if n.end else None,
             )
             for n in self._nodes.values()
         ]
-        healthy = sum(c.is_checked and not c.failed and not c.is_silent for c in candidates)
-        if healthy >= self._spec.nodes and self._enough_at is None:
+        healthy = [c.node for c in candidates if c.is_checked and not c.failed and not c.is_silent]
+        if len(healthy) >= self._spec.nodes and self._enough_at is None:
             self._enough_at = now
         choice = choose_nodes(
             candidates,
@@ -149,110 +180,216 @@ class Launcher:
             may_wait_for_spares=self._enough_at is None or now - self._enough_at < self._limits.spare_grace_s,
             is_too_late=self._is_start_late(now),
         )
+        if isinstance(choice, Verdict):
+            choice = choose_fewer(choice, candidates, self._spec, is_too_late=self._is_start_late(now))
         if isinstance(choice, Go):
-            self._go = choice
-            self._send_go()
+            self._begin(choice.nodes, ResumePoint(path=self._spec.resume_from, step=self._spec.resume_step))
             return None
-        if choice is None and self._is_srun_gone(now):
+        if choice is None and self._fleet.is_srun_gone():
             return self._judge_failed_start()
         return choice
 
     def _is_start_late(self, now: float) -> bool:
         connected = [n.connected_at for n in self._nodes.values() if n.connected_at is not None]
-        if now - self._started_at > self._limits.connect_s and len(connected) < len(self._nodes):
+        if now - self._fleet.started_at > self._limits.connect_s and len(connected) < len(self._nodes):
             return True
         limit_s = self._spec.start_checks_timeout_s + self._limits.checks_margin_s
         return len(connected) == len(self._nodes) and now - max(connected) > limit_s
 
     def _judge_failed_start(self) -> Verdict:
-        lines = self._step.lines if self._step else []
+        lines = [line for step in self._fleet.steps for line in step.lines]
         node = find_blamed_node(lines, list(self._nodes))
         code = EXIT_NODE_SILENT if node else EXIT_NOT_STARTED
         said = lines[0] if lines else "it said nothing"
         return Verdict(exit_code=code, reason=f"the training step did not start; {said}", node=node)
 
-    def _send_go(self) -> None:
-        assert self._go is not None
-        self._phase = "running"
-        self._ends = []
-        self._failed_at = self._killed_at = None
-        for name in self._go.nodes:
-            self._nodes[name].end = None
-        self._is_open = False
+    # ---- each start
+
+    def _begin(self, nodes: tuple[str, ...], point: ResumePoint) -> None:
+        launch = 0 if self._training is None else self._training.launch + 1
+        now = self._clock.now()
+        self._training = Training(launch, nodes, point, now)
+        self._recovery = None
+        self._outcome_asked = (-1, None)
+        self._reporter.begin(self._training)
+        for name in nodes:
+            node = self._nodes[name]
+            node.end, node.is_port_taken = None, False
+        self._watches.begin(self._training, self._spec.procs_per_node, now)
         self._note("go.sent")
         for name in self._nodes:
             self._tell_place(name)
 
     def _tell_place(self, name: str) -> None:
-        if self._go is None or self._nodes[name].end is not None or self._nodes[name].failed:
+        training, node = self._training, self._nodes[name]
+        if training is None or node.end is not None or node.lost:
             return
-        if name not in self._go.nodes:
-            self._server.send(name, {"type": "spare"})
+        if name not in training.nodes:
+            if not node.failed:
+                self._fleet.send(name, {"type": "spare"})
             return
-        if name != self._go.nodes[0] and not self._is_open:
+        is_held_back = self._spec.worker_start == "torchrun" and name != training.nodes[0] and not training.is_open
+        if is_held_back:
             return
-        master = self._nodes[self._go.nodes[0]]
-        self._server.send(
+        master = self._nodes[training.nodes[0]]
+        self._fleet.send(
             name,
             {
                 "type": "go",
-                "rank": self._go.nodes.index(name),
-                "nodes": len(self._go.nodes),
+                "launch": training.launch,
+                "rank": training.nodes.index(name),
+                "nodes": len(training.nodes),
                 "master_addr": master.address,
                 "master_port": master.port,
-                "rdzv_id": self._rdzv_id(),
+                "rdzv_id": self._rdzv_id(training),
+                "resume_from": training.point.path,
+                "resume_step": training.point.step,
             },
         )
 
-    def _rdzv_id(self) -> str:
-        return f"{self._job_id}.{self._spec.attempt}.{self._restarts}"
+    def _rdzv_id(self, training: Training) -> str:
+        return f"{self._job_id}.{self._spec.attempt}.{training.launch}"
 
     # ---- what the nodes say
 
     def _take(self, event: BeatEvent) -> None:
         node = self._nodes[event.node]
-        if event.kind == "closed":
-            node.closed_at = time.monotonic()
-            return
-        node.beat_at = time.monotonic()
         if event.kind == "connected":
-            node.closed_at = None
-            node.address = event.address
-            if node.connected_at is None:
-                node.connected_at = node.beat_at
-                self._note("node.connected", node.name)
+            self._welcome(node, event.message)
+        elif event.kind == "message":
+            if node.lost and event.message["type"] != "event":
+                self._take_back(node, event.message)
+            self._take_message(node, event.message)
+
+    def _welcome(self, node: Node, hello: Message) -> None:
+        agent = str(hello.get("agent") or hello.get("pid"))
+        if node.connected_at is None:
+            node.connected_at = node.beat_at
+            self._note("node.connected", node.name)
+        elif agent != node.agent:
+            self._note("agent.restarted", node.name)
+            self._take_new_agent(node)
+        node.agent = agent
+        if self._recovery is not None:
+            self._recovery.tell(node.name)
+        elif not node.lost:
             self._tell_place(node.name)
-            for count in range(len(self._requests)):
-                self._tell_request(node.name, count)
-            return
-        self._take_message(node, event.message)
+        self._requests.tell_all(node.name)
+
+    def _take_new_agent(self, node: Node) -> None:
+        """Nothing of what its predecessor said holds, and no rank of that one is left."""
+        training = self._training
+        if training is not None and node.name in training.nodes and not node.lost and self._recovery is None:
+            node.lost, node.lost_at = "agent_killed", self._clock.now()
+            finding = Finding(
+                kind="agent_killed",
+                cause=f"the agent on {node.name} was killed",
+                exit_code=1,
+                hint=node.name,
+                evidence=(f"another agent reports from {node.name}",),
+            )
+            self._interrupt(training, finding)
+        node.lost, node.failed, node.end, node.port = "", "", None, 0
+        node.checked_for, node.stopped_for = -1, self._launch()
+
+    def _take_back(self, node: Node, message: Message) -> None:
+        """A node that was lost speaks: what it still runs is stopped before it may be used again."""
+        if message["type"] == "stopped" and message.get("launch", self._launch()) >= self._launch():
+            node.lost, node.state, node.checked_for = "", "ready", -1
+            self._note("node.returned", node.name)
+            if self._recovery is not None:
+                self._recovery.tell(node.name)
+        elif message["type"] == "beat":
+            order = {"type": "stop", "launch": self._launch(), "grace_s": 0.0, "reason": "it was given up"}
+            self._fleet.send(node.name, order)
+
+    def _launch(self) -> int:
+        return 0 if self._training is None else self._training.launch
 
     def _take_message(self, node: Node, message: Message) -> None:
-        kind = message["type"]
+        kind, training = message["type"], self._training
+        launch = message.get("launch", self._launch())
         if kind == "beat":
-            node.state = "ended" if node.end else str(message.get("state", node.state))[:20]
-        elif kind == "checked" and not node.is_checked:
-            node.failed = describe_failed_check(message)
-            node.port = _integer(message.get("port"))
-            node.is_checked = True
-            self._note("checks.finished", node.name)
-        elif kind == "listening" and self._go is not None and message.get("rdzv_id") == self._rdzv_id():
-            self._is_open = True
-            for name in self._go.nodes[1:]:
+            node.state = "lost" if node.lost else "ended" if node.end else str(message.get("state", node.state))[:20]
+            if training is not None and launch == training.launch and self._recovery is None and not node.lost:
+                training.feed(message.get("ranks"), self._clock.now())
+                self._watches.feed(node.name, message.get("ranks"), self._clock.now())
+        elif kind == "checked":
+            self._take_checks(node, message, _integer(launch))
+        elif kind == "listening" and training is not None and message.get("rdzv_id") == self._rdzv_id(training):
+            training.is_open = True
+            for name in training.nodes[1:]:
                 self._tell_place(name)
-        elif kind == "ended" and node.end is None:
-            node.port = _integer(message.get("port")) or node.port
-            self._is_step_terminated |= message.get("terminated") is True
-            self._end_node(
-                NodeEnd(
-                    node=node.name,
-                    exit_code=_integer(message.get("exit_code")),
-                    reason=str(message.get("reason", ""))[:500],
-                    is_victim=message.get("victim") is True or self._killed_at is not None,
-                )
-            )
+        elif kind == "stopped":
+            self._take_stopped(node, message, _integer(launch))
+        elif kind == "evidence":
+            node.evidence_for = max(node.evidence_for, _integer(launch))
+        elif kind == "failed" and launch == self._launch() and not node.lost:
+            self._take_failure(node, message)
+        elif kind == "ended" and node.end is None and launch == self._launch() and not node.lost:
+            self._take_end(node, message)
         elif kind == "event":
             self._take_event(node, message)
+
+    def _take_checks(self, node: Node, message: Message, launch: int) -> None:
+        recovery = self._recovery
+        is_first = not node.is_checked or node.checked_for < 0
+        if not is_first and (recovery is None or launch < recovery.round or node.checked_for >= recovery.round):
+            return
+        node.failed = describe_failed_check(message)
+        node.port = _integer(message.get("port")) or node.port
+        node.is_checked = True
+        node.checked_for = launch if recovery is None else recovery.round
+        self._note("checks.finished", node.name)
+        if node.failed and recovery is not None:
+            failed = f"{node.name}: {node.failed}"
+            finding = Finding(
+                kind="check_failed",
+                cause=f"{node.name} failed its checks",
+                exit_code=1,
+                nodes=(node.name,),
+                evidence=(failed,),
+            )
+            recovery.interruption.add(finding, instead=False)
+
+    def _take_stopped(self, node: Node, message: Message, launch: int) -> None:
+        node.port = _integer(message.get("port")) or node.port
+        left = message.get("left")
+        if launch < self._launch():
+            return
+        node.stopped_for = launch
+        if left:
+            node.failed = f"processes {left} survive SIGKILL"
+        if self._recovery is not None:
+            self._recovery.tell(node.name)
+        elif not node.lost and self._training is not None and node.name not in self._training.nodes:
+            self._tell_place(node.name)
+
+    def _take_end(self, node: Node, message: Message) -> None:
+        node.port = _integer(message.get("port")) or node.port
+        node.is_terminated = message.get("terminated") is True
+        node.is_port_taken = message.get("port_taken") is True
+        is_killed = self._training is not None and self._training.killed_at is not None
+        self._end_node(
+            NodeEnd(
+                node=node.name,
+                exit_code=_integer(message.get("exit_code")),
+                reason=str(message.get("reason", ""))[:500],
+                is_victim=message.get("victim") is True or is_killed,
+            )
+        )
+
+    def _take_failure(self, node: Node, message: Message) -> None:
+        """A rank has failed; its node tells more once the others there are stopped. Seconds count, so begin."""
+        training, code = self._training, _integer(message.get("exit_code"))
+        if not self._spec.in_job or self._recovery is not None or training is None or code == 0:
+            return
+        if code in FINAL_CODES or self._outcome(training) is not None or self._is_step_terminated():
+            return
+        said = str(message.get("reason") or f"rank {message.get('rank')} ended with exit code {code}")
+        cause = f"{node.name}: {said}"
+        finding = Finding(kind="process", cause=cause[:500], exit_code=code, hint=node.name, is_weak=True)
+        self._interrupt(training, finding)
 
     def _take_event(self, node: Node, message: Message) -> None:
         event, at = message.get("event"), message.get("time")
@@ -261,192 +398,277 @@ class Launcher:
             self._note(event, node.name, at)
 
     def _end_node(self, end: NodeEnd) -> None:
-        node = self._nodes[end.node]
+        node, training = self._nodes[end.node], self._training
         node.end, node.state = end, "ended"
-        if self._go is not None and end.node in self._go.nodes:
-            self._ends.append(end)
-            if end.exit_code != 0 and self._failed_at is None:
-                self._failed_at = time.monotonic()
+        if training is not None and end.node in training.nodes:
+            training.ends.append(end)
+            if end.exit_code != 0 and training.failed_at is None:
+                training.failed_at = self._clock.now()
         self._note("node.ended", end.node)
 
-    # ---- the course of the step
+    def _take_srun_end(self, end: NodeEnd) -> None:
+        node = self._nodes[end.node]
+        if node.end is not None or self._fleet.server.is_connected(end.node):
+            return  # connected: its own word is on the way, and says more
+        if self._spec.in_job and self._training is not None:
+            node.is_told_dead = True
+        else:
+            self._end_node(end)
 
-    def _look_at_ends(self) -> Verdict | None:
-        assert self._go is not None
-        now = time.monotonic()
-        begun = self._go.nodes if self._is_open else self._go.nodes[:1]
-        open_nodes = [name for name in begun if self._nodes[name].end is None]
+    # ---- interruptions
+
+    def _look_for_losses(self) -> None:
+        training = self._training
+        for loss in self._fleet.find_losses():
+            self._note(f"node.{loss.kind}", loss.node)
+            finding = finding_of(loss, EXIT_NODE_SILENT)
+            if self._recovery is not None and training is not None and loss.node in training.nodes:
+                self._recovery.interruption.add(finding, instead=self._recovery.finding.is_weak)
+            elif training is not None and loss.node in training.nodes and self._nodes[loss.node].end is None:
+                self._interrupt(training, finding)
+                continue
+            if loss.kind == "agent_killed":
+                self._fleet.respawn(loss.node)
+
+    def _interrupt(self, training: Training, finding: Finding) -> None:
+        """Begin to recover from what was found."""
+        drills = [f"drill {o.request.id}: {o.request.kind} on {o.node}" for o in self._drills.made.values() if o.node]
+        if drills:
+            finding = replace(finding, evidence=(*finding.evidence, *drills))
+        record = record_of(finding, attempt=self._spec.attempt, launch=training.launch, last_step=training.last_step)
+        now = self._clock.now()
+        interruption = Interruption(record, now)
+        self._interruptions.append(interruption)
+        self._reporter.recover(finding.cause)
+        self._note("training.interrupted")
+        print(f"trainer.launch: start {training.launch} is interrupted: {finding.cause}", file=sys.stderr, flush=True)
+        self._recovery = Recovery(
+            finding=finding,
+            interruption=interruption,
+            training=training,
+            streak=self._streak,
+            spec=self._spec,
+            attempt_dir=self._attempt_dir,
+            fleet=self._fleet,
+            files=self._files,
+            limits=self._limits,
+            now=now,
+            hang=self._hang,
+            settle=self._watches.settle,
+            judge_stop=lambda: self._judge_stop(training, interruption),
+        )
+        self._writer.record(interruption.record)
+
+    def _judge_stop(self, training: Training, interruption: Interruption) -> Verdict | None:
+        """All ranks are stopped: did one of them mean to end, and who failed first?"""
+        self._outcome_asked = (-1, None)
+        if is_final(training.ends, self._nodes.values(), self._outcome(training)):
+            return self._judge_ends(training)
+        recovery = self._recovery
+        if recovery is not None and recovery.finding.is_weak and interruption.record.kind == recovery.finding.kind:
+            better = find_failure(training, self._nodes)
+            if better is not None and not better.is_weak:
+                interruption.add(better, instead=True)
+        return None
+
+    def _recover(self, recovery: Recovery) -> Verdict | None:
+        move = recovery.cycle(self._clock.now())
+        if isinstance(move, Verdict):
+            self._writer.record(recovery.interruption.record)
+            return move
+        if isinstance(move, Start):
+            self._streak = recovery.streak
+            recovery.interruption.amend(training=move.nodes, resume_step=recovery.point.step)
+            self._begin(move.nodes, recovery.point)
+            self._writer.record(recovery.interruption.record)
+        return None
+
+    def _follow_interruptions(self) -> None:
+        """The first new step, and a node's own word of a cut cable: both are told in the record, late as they come."""
+        now = self._clock.now()
+        if self._training is not None and self._recovery is None:
+            if self._files.progress is not None:
+                self._training.feed_progress(self._files.progress, now)
+                self._watches.feed_progress(self._files.progress, now)
+            if self._interruptions and self._interruptions[-1].follow(self._training):
+                self._reporter.why = ""
+                self._note("training.resumed")
+                self._writer.record(self._interruptions[-1].record)
+        awaited = {n.name for n in self._nodes.values() if n.lost and now - n.lost_at < self._limits.cut_off_s}
+        self._files.awaited = frozenset(awaited)
+        for word in self._files.take_words():
+            for interruption in reversed(self._interruptions):
+                if interruption.take_word(word):
+                    self._writer.record(interruption.record)
+                    break
+
+    # ---- the course of a start
+
+    def _look_at_training(self, training: Training) -> Verdict | None:
+        now = self._clock.now()
+        begun = training.nodes if self._all_may_come(training) else training.nodes[:1]
+        open_nodes = [n for n in begun if self._nodes[n].end is None and not self._nodes[n].lost]
+        if self._spec.in_job:
+            finding = self._find_interruption(training, now)
+            if finding is not None:
+                self._interrupt(training, finding)
+                return None
         if not open_nodes:
-            return self._restart_or_end()
-        if self._is_srun_gone(now):
-            return self._judge_ends()
-        if self._failed_at is None:
+            return self._judge_ends(training)
+        if not self._spec.in_job and self._fleet.is_srun_gone():
+            return self._judge_ends(training)
+        if training.failed_at is None:
             return None
-        silent = [name for name in open_nodes if name in self._silent_since]
-        if silent and not any(self._is_wavering(name, now) for name in open_nodes):
+        silent = [name for name in open_nodes if name in self._fleet.silent_since]
+        if silent and not any(self._fleet.is_wavering(name) for name in open_nodes):
             # its peers fail because of it: they are the victims, whoever reported first
             return self._judge_silence(silent)
-        if self._killed_at is None and now - self._failed_at > self._limits.peer_grace_s:
-            self._killed_at = now
+        if training.killed_at is None and now - training.failed_at > self._limits.peer_grace_s:
+            training.killed_at = now
             for name in open_nodes:
-                self._server.send(name, {"type": "kill", "reason": "another node failed"})
-        if self._killed_at is not None and now - self._killed_at > self._limits.kill_s:
-            return self._judge_ends()
+                self._fleet.send(name, {"type": "kill", "reason": "another node failed"})
+        if training.killed_at is not None and now - training.killed_at > self._limits.kill_s:
+            return self._judge_ends(training)
         return None
 
-    def _restart_or_end(self) -> Verdict | None:
-        assert self._go is not None
-        is_curable = (
-            self._failed_at is not None
-            and self._restarts < self._spec.worker_restarts
-            and self._outcome() is None
-            and not any(end.exit_code in FINAL_CODES for end in self._ends)
-            and all(self._server.is_connected(name) for name in self._go.nodes)
+    def _all_may_come(self, training: Training) -> bool:
+        return training.is_open or self._spec.worker_start != "torchrun"
+
+    def _find_interruption(self, training: Training, now: float) -> Finding | None:
+        if training.failed_at is not None:
+            is_meant = is_final(training.ends, self._nodes.values(), self._outcome(training))
+            return None if is_meant else find_failure(training, self._nodes)
+        if any(self._nodes[name].lost for name in training.nodes):
+            return None  # told by the loss itself
+        judged, self._reporter.stragglers = self._watches.judge(
+            now,
+            saved_step=self._files.progress.saved_step if self._files.progress else None,
+            has_spare=any(name not in training.nodes and self._is_ready(name) for name in self._nodes),
         )
-        if not is_curable:
-            return self._judge_ends()
-        self._restarts += 1
-        self._note("workers.restarted")
-        self._send_go()
-        return None
+        self._hang = judged.hang
+        if judged.wants_evidence:
+            folder = str(RunPaths(self._attempt_dir.parent.parent).evidence(self._spec.attempt, training.launch))
+            for name in training.nodes:
+                self._fleet.send(name, {"type": "evidence", "launch": training.launch, "dir": folder})
+        return judged.finding
 
-    def _judge_ends(self) -> Verdict:
-        assert self._go is not None
-        alive = [name for name in self._go.nodes if self._server.is_connected(name)]
-        return judge_ends(self._ends, self._go.nodes, alive, self._outcome())
+    def _is_ready(self, name: str) -> bool:
+        node = self._nodes[name]
+        return self._fleet.is_here(name) and node.is_checked and not node.failed and not node.banned
+
+    def _make_drill(self, training: Training) -> None:
+        advice = self._files.advice
+        order = self._drills.next_order(
+            advice.drill if advice is not None else None,
+            training=training.nodes,
+            own_node=self._own_node,
+            last_step=training.last_step,
+        )
+        if order is None:
+            return
+        if order.node:
+            self._note(f"drill.sent {order.request.id} {order.request.kind}", order.node)
+            self._fleet.send(order.node, {"type": "drill", "id": order.request.id, "kind": order.request.kind})
+        else:
+            self._note(f"drill.refused {order.request.id}: {order.refusal}")
+
+    def _judge_ends(self, training: Training) -> Verdict:
+        alive = [name for name in training.nodes if self._fleet.is_here(name)]
+        verdict = judge_ends(training.ends, training.nodes, alive, self._outcome(training))
+        if verdict.exit_code == 0 and training.last_step is None:
+            return replace(verdict, reason=f"finished {self._clock.now() - training.began_at:.1f} s after its start")
+        return verdict
+
+    def _outcome(self, training: Training) -> Outcome | None:
+        """The training's own word, asked for anew when one more node has ended."""
+        if self._outcome_asked[0] != len(training.ends):
+            path = self._attempt_dir / "outcome.json"
+            found = ask_within(OUTCOME_LIMIT_S, lambda: read_outcome(path, self._spec.attempt))
+            self._outcome_asked = (len(training.ends), found)
+        return self._outcome_asked[1]
 
     def _judge_silence(self, silent: Sequence[str]) -> Verdict:
-        first = min(silent, key=lambda name: self._silent_since[name])
+        first = min(silent, key=lambda name: self._fleet.silent_since[name])
         reason = f"no beat from {', '.join(silent)} for more than {self._spec.suspect_after_s:g} s"
         return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=first)
 
-    def _look_for_dead_agents(self) -> None:
-        """An agent that was killed: srun tells of it only when the last process that it left has ended.
-
-        A kernel that closes a connection is alive, so this is no silent node; one that goes down closes them too, and
-        is given the time in which the service finds it silent.
-        """
-        limit = time.monotonic() - 2 * self._spec.suspect_after_s
-        for node in self._nodes.values():
-            if node.end is None and node.closed_at is not None and node.closed_at < limit:
-                self._end_node(NodeEnd(node=node.name, exit_code=1, reason="its agent ended without a word"))
-
     def _look_for_silence(self) -> Verdict | None:
-        now = time.monotonic()
-        for node in self._nodes.values():
-            is_awaited = node.connected_at is not None and node.end is None
-            if is_awaited and self._age_s(node, now) > self._spec.suspect_after_s:
-                self._silent_since.setdefault(node.name, now)
-            else:
-                self._silent_since.pop(node.name, None)
-        if self._go is None:
+        """Without starts inside the allocation: a silent node that nobody acted upon, an agent that was killed.
+
+        srun tells of a killed agent only when the last process that it left has ended. A kernel that closes a
+        connection is alive, so this is no silent node; one that goes down closes them too, and is given the time in
+        which the service finds it silent.
+        """
+        if self._spec.in_job and self._training is not None:
             return None
-        silent = [name for name in self._go.nodes if name in self._silent_since]
-        if any(now - self._silent_since[name] > self._limits.silent_s for name in silent):
+        now = self._clock.now()
+        for node in self._nodes.values():
+            limit_s = 2 * self._spec.suspect_after_s
+            if node.end is None and node.closed_at is not None and now - node.closed_at > limit_s:
+                self._end_node(NodeEnd(node=node.name, exit_code=1, reason="its agent ended without a word"))
+        if self._training is None:
+            return None
+        silent = [name for name in self._training.nodes if name in self._fleet.silent_since]
+        if any(now - self._fleet.silent_since[name] > self._limits.silent_s for name in silent):
             return self._judge_silence(silent)
         return None
-
-    def _forgive_own_silence(self) -> None:
-        """A suspended job stops the launcher too: what it did not hear meanwhile is not the nodes' silence."""
-        now = time.monotonic()
-        gap_s = now - self._turned_at
-        self._turned_at = now
-        if gap_s < OWN_SILENCE_S:
-            return
-        for node in self._nodes.values():
-            if node.beat_at is not None:
-                node.beat_at += gap_s
-            if node.closed_at is not None:
-                node.closed_at += gap_s
-
-    def _is_wavering(self, name: str, now: float) -> bool:
-        """Neither surely alive nor surely silent: the next second decides."""
-        return name not in self._silent_since and self._age_s(self._nodes[name], now) > (self._spec.suspect_after_s / 2)
-
-    def _age_s(self, node: Node, now: float) -> float:
-        return now - (self._started_at if node.beat_at is None else node.beat_at)
-
-    def _look_at_srun(self) -> None:
-        step = self._step
-        if step is None:
-            return
-        for end in [end for line in step.lines for end in parse_srun_line(line)]:
-            node = self._nodes.get(end.node)
-            # connected: its own word is on the way, and says more
-            if node is not None and node.end is None and not self._server.is_connected(end.node):
-                self._end_node(end)
-        if self._srun_ended_at is None and step.exit_code() is not None:
-            self._srun_ended_at = time.monotonic()
-
-    def _is_srun_gone(self, now: float) -> bool:
-        if self._srun_ended_at is None:
-            return False
-        is_anyone_left = any(self._server.is_connected(name) for name in self._nodes)
-        return now - self._srun_ended_at > (self._limits.step_end_s if is_anyone_left else POLL_S)
-
-    def _outcome(self) -> Outcome | None:
-        return read_outcome(self._attempt_dir / "outcome.json", self._spec.attempt)
 
     # ---- end
 
     def _conclude(self, verdict: Verdict) -> int:
-        self._phase = "ending"
+        self._reporter.phase = "ending"
         self._report()
         self._stop_nodes(verdict)
         for name in self._nodes:
-            self._server.send(name, {"type": "bye"})
+            self._fleet.send(name, {"type": "bye"})
         self._wait_for_srun()
         self._note("step.ended")
         self._writer.close(self._exit_record(verdict), 30.0)
-        self._server.close()
+        self._fleet.stop_srun()
         print(f"trainer.launch: exit {verdict.exit_code}: {verdict.reason}", file=sys.stderr, flush=True)
         return verdict.exit_code
 
     def _stop_nodes(self, verdict: Verdict) -> None:
         deadline = time.monotonic() + self._limits.kill_s
         told: set[str] = set()
-        while time.monotonic() < deadline and (self._step is None or self._step.exit_code() is None):
+        while time.monotonic() < deadline and not self._fleet.is_over():
             open_nodes = [
                 name
                 for name, node in self._nodes.items()
-                if node.end is None and node.connected_at is not None and name not in self._silent_since
+                if node.end is None and node.connected_at is not None and not self._is_gone(name)
             ]
             if not open_nodes:
                 return
             for name in open_nodes:
-                if name not in told and self._server.is_connected(name):
+                if name not in told and self._fleet.server.is_connected(name):
                     told.add(name)
-                    is_spare = self._go is not None and name not in self._go.nodes
+                    is_spare = self._training is not None and name not in self._training.nodes
                     code = 0 if is_spare else EXIT_TERMINATED
-                    self._server.send(name, {"type": "kill", "exit_code": code, "reason": verdict.reason})
+                    self._fleet.send(name, {"type": "kill", "exit_code": code, "reason": verdict.reason})
             self._turn()
+            self._report()
+
+    def _is_gone(self, name: str) -> bool:
+        return name in self._fleet.silent_since or bool(self._nodes[name].lost)
 
     def _wait_for_srun(self) -> None:
-        if self._step is None:
-            return
         deadline = time.monotonic() + self._limits.step_end_s
         is_stuck = False
-        while self._step.exit_code() is None and time.monotonic() < deadline:
+        while not self._fleet.is_over() and time.monotonic() < deadline:
             if not is_stuck and self._is_srun_stuck():
                 is_stuck = True
                 deadline = min(deadline, time.monotonic() + self._limits.last_word_s)
             self._turn()
-        self._step.stop()
+            self._report()
 
     def _is_srun_stuck(self) -> bool:
         """True when it can only be waiting for nodes that are gone; Slurm ends what is left of them with the job."""
-        is_anyone_left = any(self._server.is_connected(name) and name not in self._silent_since for name in self._nodes)
-        has_lost_nodes = bool(self._silent_since) or any(n.connected_at is None for n in self._nodes.values())
+        is_anyone_left = any(self._fleet.server.is_connected(n) and not self._is_gone(n) for n in self._nodes)
+        has_lost_nodes = any(self._is_gone(n) or node.connected_at is None for n, node in self._nodes.items())
         return has_lost_nodes and not is_anyone_left
 
-    def _turn(self) -> None:
-        for event in self._server.poll(POLL_S):
-            self._take(event)
-        self._look_at_srun()
-        self._look_for_silence()
-        self._report()
-
     def _exit_record(self, verdict: Verdict) -> ExitRecord:
+        bad = [node for interruption in self._interruptions for node in interruption.record.nodes]
         return ExitRecord(
             attempt=self._spec.attempt,
             job_id=self._job_id,
@@ -455,79 +677,20 @@ class Launcher:
             node=verdict.node,
             time=time.time(),
             nodes={n.name: n.end.exit_code if n.end else None for n in self._nodes.values()},
-            is_step_terminated=self._is_step_terminated and not self._is_terminated,
+            bad_nodes=tuple(dict.fromkeys((*verdict.bad_nodes, *bad))) if self._spec.in_job else (),
+            launches=self._launch() + 1,
+            next=verdict.next,
+            is_step_terminated=self._is_step_terminated() and not self._requests.is_terminated,
         )
 
-    # ---- reporting
+    def _is_step_terminated(self) -> bool:
+        return any(node.is_terminated for node in self._nodes.values())
 
     def _report(self) -> None:
-        now = time.monotonic()
-        silent = tuple(self._silent_since)
-        # Who begins to be quiet is told at once: the service looks closer then, and each second is one of recovery.
-        quiet = [n.name for n in self._nodes.values() if self._age_s(n, now) > self._spec.suspect_after_s / 2]
-        key = (self._phase, silent, quiet, [(n.state, n.end) for n in self._nodes.values()])
-        if key == self._reported[1] and now - self._reported[0] < REPORT_INTERVAL_S:
-            return
-        self._reported = (now, key)
-        self._seq += 1
-        self._writer.offer(
-            LaunchReport(
-                attempt=self._spec.attempt,
-                job_id=self._job_id,
-                seq=self._seq,
-                time=time.time(),
-                host=self._own_node,
-                phase=self._phase,
-                nodes={
-                    n.name: NodeBeat(
-                        state=n.state,
-                        age_s=round(self._age_s(n, now), 3),
-                        exit_code=n.end.exit_code if n.end else None,
-                    )
-                    for n in self._nodes.values()
-                },
-                silent=silent,
-            )
-        )
+        self._reporter.report(self._clock.now())
 
     def _note(self, event: str, node: str = "", at: float | None = None) -> None:
         self._writer.note(event, time.time() if at is None else at, node or self._own_node)
-
-    # ---- signals
-
-    def _install_signals(self) -> None:
-        wake, waker = socket.socketpair()
-        waker.setblocking(False)
-        self._server.wake_on(wake)
-        self._waker = waker  # closed with the process
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
-            signal.signal(number, lambda received, _frame: self._signals.append(received))
-
-    def _take_signals(self) -> Verdict | None:
-        received, self._signals = self._signals, []
-        for number in received:
-            if number in (signal.SIGUSR1, signal.SIGUSR2):
-                self._request_save(number, signal.Signals(number).name)
-            elif number in (signal.SIGTERM, signal.SIGINT):
-                self._is_terminated = True
-                silent = sorted(self._silent_since, key=self._silent_since.__getitem__)
-                evidence = f"; silent: {', '.join(silent)}" if silent else ""
-                reason = f"the launcher received {signal.Signals(number).name}{evidence}"
-                return Verdict(exit_code=128 + number, reason=reason, node=silent[0] if silent else None)
-        return None
-
-    def _request_save(self, number: int, why: str) -> None:
-        """Have the training save, and with SIGUSR1 end; one that has not begun is told as it begins."""
-        wish = "save and end" if number == signal.SIGUSR1 else "save"
-        print(f"trainer.launch: {why}: the training is asked to {wish}", file=sys.stderr, flush=True)
-        self._note("save.requested")
-        self._requests.append(number)
-        for name in self._nodes:
-            self._tell_request(name, len(self._requests) - 1)
-
-    def _tell_request(self, name: str, count: int) -> None:
-        self._server.send(name, {"type": "signal", "number": self._requests[count], "count": count + 1})
 
 
 def _integer(value: object) -> int:

@@ -23,3 +23,11 @@ class Limits:
     # slurmstepd tells srun how its task ended. When nobody listens it tries again for 2 s, and its node stays
     # COMPLETING for as long: the next attempt would wait for it.
     last_word_s: float = 0.5
+    # ---- of a recovery inside the allocation
+    closed_s: float = 1.0  # an agent whose connection broke is back by then, if it lives
+    evidence_s: float = 5.0  # for the nodes to collect what a hang leaves
+    respawn_s: float = 20.0  # for a new agent on a node whose agent was killed
+    resume_s: float = (
+        5.0  # for the run directory to say which checkpoint is the newest; the last known one is then taken
+    )
+    cut_off_s: float = 60.0  # so long after the loss of a node its own word that it lives still amends the record

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from trainer import contract
-from trainer.contract import ContractError, ExitRecord, LaunchReport, Outcome
+from trainer.contract import ContractError, ExitRecord, InterruptionRecord, LaunchReport, Outcome
 
 
 def read_outcome(path: Path, attempt: int) -> Outcome | None:
@@ -32,6 +32,7 @@ class Writer(threading.Thread):
         self._changed = threading.Condition()
         self._report: LaunchReport | None = None
         self._timing: list[str] = []
+        self._interruptions: dict[int, InterruptionRecord] = {}
         self._exit: ExitRecord | None = None
         self._said: set[str] = set()
 
@@ -39,6 +40,12 @@ class Writer(threading.Thread):
         """Write this report; one that is still waiting is superseded."""
         with self._changed:
             self._report = report
+            self._changed.notify()
+
+    def record(self, interruption: InterruptionRecord) -> None:
+        """Write an interruption; an earlier state of it that is still waiting is superseded."""
+        with self._changed:
+            self._interruptions[interruption.launch] = interruption
             self._changed.notify()
 
     def note(self, event: str, at: float, node: str) -> None:
@@ -59,13 +66,16 @@ class Writer(threading.Thread):
         """Write until the exit record is written."""
         while True:
             with self._changed:
-                while not (self._report or self._timing or self._exit):
+                while not (self._report or self._timing or self._interruptions or self._exit):
                     self._changed.wait()
                 report, self._report = self._report, None
                 timing, self._timing = self._timing, []
+                interruptions, self._interruptions = self._interruptions, {}
                 record = self._exit
             if timing:
                 self._append("".join(timing))
+            for launch, interruption in interruptions.items():
+                self._publish(f"interruptions/{launch}.json", interruption)
             if report is not None:
                 self._publish("launch.json", report)
             if record is not None:

@@ -1,10 +1,8 @@
-"""The agent of a node, with a runner that needs no torch."""
+"""The agent of a node that gives its launcher up soon."""
 
 import sys
-from pathlib import Path
 
 from trainer import node
+from trainer.agent.client import Patience
 
-RUNNER = (sys.executable, str(Path(__file__).with_name("runner.py")))
-
-sys.exit(node.main(sys.argv[1:2], runner_command=lambda _program: RUNNER, lost_after_s=2.0))
+sys.exit(node.main(sys.argv[1:2], patience=Patience(unreachable_s=2.0, silent_s=2.0, answer_s=0.4)))

@@ -1,0 +1,72 @@
+"""What the ends of ranks mean for the course of an attempt. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from trainer import contract
+from trainer.contract import AttemptSpec, Outcome
+from trainer.launching.choice import choose_training
+from trainer.launching.interruptions import Finding
+from trainer.launching.nodes import Node
+from trainer.launching.training import Training
+from trainer.verdict import EXIT_MISCONFIGURED, Candidate, Go, NodeEnd, Verdict
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+# What a training says on purpose: starting it again in the same attempt would only bring it there once more.
+FINAL_CODES = frozenset(
+    {
+        contract.EXIT_RESUBMIT,
+        contract.EXIT_CHECKPOINT_REJECTED,
+        contract.EXIT_DIVERGED,
+        contract.EXIT_DO_NOT_RESTART,
+        EXIT_MISCONFIGURED,
+    }
+)
+
+
+def is_final(ends: Sequence[NodeEnd], nodes: Iterable[Node], outcome: Outcome | None) -> bool:
+    """True when the training meant to end, can't be started at all, or was ended by Slurm."""
+    if outcome is not None or any(end.exit_code in FINAL_CODES for end in ends):
+        return True
+    return any(node.is_terminated for node in nodes)
+
+
+def find_failure(training: Training, nodes: Mapping[str, Node]) -> Finding | None:
+    """The failure that the ends tell of: the first one that is not the consequence of another."""
+    failures = sorted((end for end in training.ends if end.exit_code != 0), key=lambda end: end.is_victim)
+    if not failures:
+        return None
+    first = failures[0]
+    is_port_taken = nodes[first.node].is_port_taken
+    others = [f"{end.node}: {end.reason} (exit code {end.exit_code})" for end in failures[1:9]]
+    return Finding(
+        kind="start_failed" if is_port_taken else "process",
+        cause=f"{first.node}: {first.reason}",
+        exit_code=first.exit_code,
+        hint=first.node,
+        evidence=(f"{first.node}: {first.reason} (exit code {first.exit_code})", *others),
+        is_weak=first.is_victim,
+    )
+
+
+def choose_fewer(
+    refusal: Verdict, candidates: Sequence[Candidate], spec: AttemptSpec, *, is_too_late: bool
+) -> Verdict | Go | None:
+    """A first start on fewer nodes than wanted, where that is allowed; None: the others may still come."""
+    is_curable = spec.in_job and refusal.exit_code in (contract.EXIT_NODE_CHECK_FAILED, contract.EXIT_NODE_SILENT)
+    if not is_curable:
+        return refusal
+    open_ = [c for c in candidates if not (c.is_checked or c.failed or c.is_silent)]
+    healthy = [c.node for c in candidates if c.is_checked and not c.failed and not c.is_silent]
+    minimum = spec.nodes_min or spec.nodes
+
+    def choose(nodes: Sequence[str]) -> tuple[str, ...]:
+        return choose_training((), nodes, wanted=spec.nodes, minimum=minimum, multiple=spec.node_multiple)
+
+    bad = tuple(c.node for c in candidates if c.failed or c.is_silent or (is_too_late and not c.is_checked))
+    if not choose([*healthy, *(c.node for c in open_)]) or (is_too_late and not choose(healthy)):
+        return replace(refusal, next="resubmit", bad_nodes=bad)
+    return Go(nodes=choose(healthy)) if is_too_late or not open_ else None
