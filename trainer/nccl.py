@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
-BUFFER_ENTRIES = 20000  # of the Flight Recorder: minutes of history of a large model instead of seconds
+BUFFER_ENTRIES = 2000  # of the Flight Recorder: 2 MB a rank with stacks, several steps of a large model
+HEARTBEAT_TIMEOUT_S = 300  # of NCCL's watchdog, for a driver that does not answer; PyTorch's own: 480
+DUMP_WAIT_MS = 5000  # PyTorch waits four times this before it ends the process, for the dumps; its own: 15000
+PG_TIMEOUT_S = 600  # of a collective: PyTorch's own for NCCL (1800 for other backends)
+ENV_PG_TIMEOUT = "SUPERVISOR_PG_TIMEOUT_S"
 
 _NEWER_NAMES_SINCE = (2, 11)  # of PyTorch: the first of which it is known for certain
 
-# The same setting under an older and a newer name; each PyTorch release reads one or both.
-_PAIRS = (
+# The same setting under its newer name, which wins where both are set, and its older one.
+PAIRS = (
     ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
+    ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING"),
 )
+_RECORDER_PAIRS = PAIRS[:2]
+
+_OURS_OR_YOURS = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", ENV_PG_TIMEOUT)
+_MAX_TIMEOUT_S = 365 * 86400.0
 
 _PREFIX = re.compile(
     r"^(?:\[[\d :.-]+\] )?(?P<host>\S+?):\d+:\d+ \[\S+\] (?:\S+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
@@ -40,29 +52,75 @@ _NVLS = re.compile(r"NVLS multicast support is (available|not available) on dev"
 # ---------------------------------------------------------------- environment
 
 
-def nccl_environment(evidence_dir: str, given: Mapping[str, str], *, torch_version: str = "") -> dict[str, str]:
+def nccl_environment(
+    evidence_dir: str,
+    given: Mapping[str, str],
+    *,
+    torch_version: str = "",
+    pipe_dir: str = "",
+    has_timing: bool = False,
+) -> dict[str, str]:
     """Settings that make a hang end with evidence, for every variable that `given` leaves open.
 
     Errors end the process at once, without a clean-up that may hang itself; the Flight Recorder is on, and dumps
-    into `evidence_dir` (which must exist: its default is one path for all jobs of a user); NCCL's warnings go to one
-    file for each process there, so that their lines stay whole. A PyTorch of `torch_version` that reads the newer names
-    warns of the older ones, so it gets none of them; one that is not known gets both.
+    into `evidence_dir` (which must exist: its default is one path for all jobs of a user), one file a rank; NCCL's
+    warnings go to one file for each process there, so that their lines stay whole. A PyTorch of `torch_version` that
+    reads the newer names warns of the older ones, so it gets none of them; one that is not known gets both.
+
+    `pipe_dir`: a folder of this node in which each rank on NCCL keeps a pipe that has it dump, also while its program
+    is stuck; it must be able to hold pipes, or the ranks do not start. `has_timing`: the recorder tells when each
+    collective began and how long it took, at the price of two timed events for each instead of one without a time.
     """
     wanted = {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(HEARTBEAT_TIMEOUT_S),
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": str(DUMP_WAIT_MS),
         "TORCH_FR_BUFFER_SIZE": str(BUFFER_ENTRIES),
         "TORCH_FR_DUMP_TEMP_FILE": f"{evidence_dir}/fr_trace_rank_",
         "NCCL_DEBUG": "WARN",
         "NCCL_DEBUG_FILE": f"{evidence_dir}/nccl.%h.%p.log",
+        ENV_PG_TIMEOUT: str(PG_TIMEOUT_S),
     }
+    if pipe_dir:
+        wanted["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{pipe_dir}/fr_rank_"
+    if has_timing and "NCCL_ENABLE_TIMING" not in given:
+        wanted["TORCH_NCCL_ENABLE_TIMING"] = "1"
     if "NCCL_ASYNC_ERROR_HANDLING" not in given:  # the older name, still read
         # torchrun would set 1, which first aborts the communicators: on a broken network that may take for ever
         wanted["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "3"
-    for newer, older in _PAIRS:
+    for newer, older in _RECORDER_PAIRS:
         wanted[newer] = given.get(newer) or given.get(older) or wanted[newer]
         if not _reads_newer_names(torch_version):
             wanted[older] = wanted[newer]
     return {name: value for name, value in wanted.items() if name not in given}
+
+
+def process_group_timeout(environment: Mapping[str, str] = os.environ) -> timedelta:
+    """The limit of a collective, for `init_process_group(timeout=…)`: PyTorch reads no variable for it.
+
+    $SUPERVISOR_PG_TIMEOUT_S where it is a positive number of seconds, else 600.
+    """
+    try:
+        seconds = float(environment.get(ENV_PG_TIMEOUT, ""))
+    except ValueError:
+        seconds = 0.0
+    return timedelta(seconds=seconds if 0 < seconds < _MAX_TIMEOUT_S else PG_TIMEOUT_S)
+
+
+def tell_settings(ours: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """One line for people: what `nccl_environment` has set, and what the user has (which wins)."""
+    yours = {name: value for name, value in given.items() if name.startswith(_OURS_OR_YOURS) and name not in ours}
+    copied = [
+        f"{mine} follows your {theirs}"
+        for pair in PAIRS
+        for mine, theirs in (pair, pair[::-1])
+        if mine in ours and theirs in given
+    ]
+    return "; ".join((f"NCCL settings: {_tell(ours)}", f"yours: {_tell(yours)}", *copied))
+
+
+def _tell(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={settings[name]}" for name in sorted(settings)) or "none"
 
 
 def _reads_newer_names(torch_version: str) -> bool:
@@ -100,11 +158,25 @@ def check_environment(environment: Mapping[str, str]) -> tuple[str, ...]:
         for name, harmless, effect in _LEFTOVERS
         if name in environment and environment[name] not in harmless
     ]
-    if environment.get("TORCH_FR_BUFFER_SIZE") == "0":
-        found.append("TORCH_FR_BUFFER_SIZE=0 switches the Flight Recorder off: a hang leaves no evidence")
+    buffer = environment.get("TORCH_FR_BUFFER_SIZE", environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    if buffer == "0":
+        found.append(
+            "a buffer size of 0 (TORCH_FR_BUFFER_SIZE) switches the Flight Recorder off: no evidence of a hang"
+        )
+    found += [sentence for newer, older in PAIRS if (sentence := _check_pair(newer, older, environment))]
     if environment.get("NCCL_DEBUG", "").upper() in _LOUD_LEVELS and "COLL" in environment.get("NCCL_DEBUG_SUBSYS", ""):
         found.append("NCCL_DEBUG_SUBSYS with COLL writes a line for every collective")
     return tuple(found)
+
+
+def _check_pair(newer: str, older: str, environment: Mapping[str, str]) -> str:
+    """What is to be said of a setting that has an older name too."""
+    new, old = environment.get(newer), environment.get(older)
+    if old is None or new == old:
+        return ""
+    if new is None:
+        return f"{older}={old} is the older name of {newer}, of which newer PyTorch warns"
+    return f"{newer}={new} and {older}={old} are one setting under two names: newer PyTorch takes the first"
 
 
 # ---------------------------------------------------------------- transport
@@ -252,8 +324,6 @@ def measure_bandwidth(*, size_bytes: int, iterations: int, warm_up: int = 5) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure under torchrun; rank 0 prints the result as JSON."""
-    import os
-
     import torch
     from torch import distributed
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from trainer.container import in_image
 from trainer.verdict import NodeEnd
 
 SCONTROL_LIMIT_S = 5.0
@@ -65,13 +66,15 @@ def parse_node_addr(text: str) -> str:
     return found[1] if found else ""
 
 
-def srun_command(nodes: Sequence[str], agent: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def srun_command(
+    nodes: Sequence[str], agent: Sequence[str], environment: Mapping[str, str], options: Sequence[str] = ()
+) -> list[str]:
     """The training step's command: one agent on each node, on everything that the job has there.
 
     `--overlap`: probes run as steps of their own beside it. `--cpu-bind=none`: one task would otherwise be bound to
     one core. `--gpus-per-node`: a job that asked for GPUs by the task, as `environment` tells, would give our one
     task that share only. `--no-kill`, `--kill-on-bad-exit=0`, `--wait=0`: who ends, and when, is the launcher's
-    decision.
+    decision. `options`: further ones, such as a container's, in which the agent then runs.
     """
     count = str(len(nodes))
     has_gpus_per_task = any(name in environment for name in ("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"))
@@ -92,7 +95,8 @@ def srun_command(nodes: Sequence[str], agent: Sequence[str], environment: Mappin
         "--kill-on-bad-exit=0",
         "--wait=0",
         *([f"--gpus-per-node={gpus}"] if gpus else []),
-        *agent,
+        *options,
+        *in_image(options, agent),
     ]
 
 
