@@ -20,6 +20,8 @@ from trainer.contract import AttemptSpec, ContractError
 from trainer.descendants import set_process_ties
 from trainer.verdict import EXIT_MISCONFIGURED
 
+ENV_AGENT_LOG = "SUPERVISOR_AGENT_LOG"  # where our output goes instead of to srun, which may be gone by then
+
 
 def main(argv: Sequence[str] | None = None, patience: Patience | None = None) -> int:
     """Run one node of an attempt. `patience`: other limits than the attempt's own, in tests."""
@@ -35,6 +37,7 @@ def main(argv: Sequence[str] | None = None, patience: Patience | None = None) ->
     except (OSError, ContractError) as error:
         print(f"{find_node_name(os.environ)}: attempt.json: {error}", file=sys.stderr)
         return EXIT_MISCONFIGURED
+    _speak_into(os.environ.pop(ENV_AGENT_LOG, ""))
     set_process_ties()
     agent = NodeAgent(
         spec=spec,
@@ -46,6 +49,20 @@ def main(argv: Sequence[str] | None = None, patience: Patience | None = None) ->
         patience=patience or derive_patience(spec),
     )
     return agent.run()
+
+
+def _speak_into(log: str) -> None:
+    """Append our output and our ranks' to this file from now on; an empty name or one that cannot be had: no change."""
+    if not log:
+        return
+    try:
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        print(f"{find_node_name(os.environ)}: {log}: {error}", file=sys.stderr, flush=True)
+        return
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -14,22 +14,21 @@ import secrets
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trainer import contract
 from trainer.agent.client import BeatClient, Patience
-from trainer.agent.drills import Drill, hit_rank, parse_drill
-from trainer.agent.evidence import collect_evidence
+from trainer.agent.errands import Errands
 from trainer.agent.leftovers import kill_leftovers
-from trainer.agent.outage import RECONNECT_S, REFUSED_S, cut_off, read_boot_id
+from trainer.agent.news import News
+from trainer.agent.outage import Outage, cut_off, read_boot_id
 from trainer.agent.place import parse_place
 from trainer.agent.probe import ProbeRun, plain_checks
 from trainer.agent.ranks import RankDesk, make_socket_folder
 from trainer.agent.reports import Reports
-from trainer.agent.surroundings import hold_port
+from trainer.agent.surroundings import hold_port, wanted_environment
 from trainer.agent.training import Training
 from trainer.agent.words import CONSOLE_TAIL_BYTES, find_last_words, is_port_taken, is_victim
 from trainer.agent.workers import WorkersEnd
@@ -38,7 +37,6 @@ from trainer.contract import AttemptSpec, CheckResult, NodeReport, RunPaths
 from trainer.descendants import kill_descendants
 
 LOG_READ_LIMIT_S = 2.0  # a file system that hangs must not hold the exit code back
-EVIDENCE_LIMIT_S = 5.0
 FAREWELL_LIMIT_S = 10.0  # from Slurm's SIGTERM to an end without the launcher's leave
 PEER_GRACE_S = 5.0  # for the other ranks of a node, one of which ended on purpose: they are about to do the same
 BROKEN_GRACE_S = 0.3  # ... one of which failed: they wait for it in vain
@@ -80,17 +78,12 @@ class NodeAgent:
         self._checks: tuple[CheckResult, ...] = ()
         self._launch = 0  # the newest start that an order spoke of
         self._state = "starting"
-        self._news: dict[str, Message] = {}  # by type, what the launcher is told again when it is back
-        self._events: list[Message] = []
+        self._news = News()
         self._held_port = hold_port()
         self._exit_code: int | None = None
         self._leave_at: float | None = None
         self._is_terminated = False  # SIGTERM came to this node
         self._own_requests = 0  # sent to this node alone: counted downwards
-        self._lost_at: float | None = None
-        self._cut_s = 0.0  # for how long this node was without its launcher when it stopped its ranks, and since
-        self._drills: set[str] = set()
-        self._collector: threading.Thread | None = None
         self._reports = Reports(node)
         self._hello: Message = {
             "type": "hello",
@@ -106,9 +99,11 @@ class NodeAgent:
             hello=self._say_hello,
             interval_s=spec.beat_interval_s,
             state=self._describe,
-            connected=self._list_news,
+            connected=self._news.listed,
             patience=patience,
         )
+        self._news.client = self._client
+        self._outage = Outage(self._client)
         self._training = Training(
             spec=spec,
             run_dir=self._run_dir,
@@ -118,12 +113,19 @@ class NodeAgent:
             local_address=lambda: self._client.local_address,
             others=self._find_others,
         )
-        self._orders = {
+        self._errands = Errands(
+            training=self._training,
+            desk=self._desk,
+            news=self._news,
+            client=self._client,
+            lost_s=spec.liveness_timeout_s,
+        )
+        self._orders: Mapping[str, Callable[[Message], None]] = {
             "go": self._go,
             "stop": self._stop,
             "check": self._check,
             "spare": self._rest,
-            "evidence": self._collect,
+            "evidence": self._errands.collect,
             "drill": self._make_drill,
             "signal": self._take_request,
             "kill": self._kill,
@@ -134,7 +136,7 @@ class NodeAgent:
 
     def run(self) -> int:
         """Check, train when told so, and return the exit code of this node."""
-        self._note("node.started")
+        self._news.note("node.started")
         self._install_signals()
         self._client.start()
         try:
@@ -167,7 +169,7 @@ class NodeAgent:
         self._look_at_time()
 
     def _next_order(self) -> Message:
-        is_opening = self._training.is_opening() and "listening" not in self._news
+        is_opening = self._training.is_opening() and self._news.get("listening") is None
         try:
             return self._client.inbox.get(timeout=_START_TICK_S if is_opening else _TICK_S)
         except queue.Empty:
@@ -176,24 +178,11 @@ class NodeAgent:
     # ---- what the launcher hears
 
     def _say_hello(self) -> Message:
-        cut_s = self._client.silence_s() if self._client.is_lost() else self._cut_s
-        return {**self._hello, "state": self._state, "launch": self._launch, "cut_s": round(cut_s, 3)}
+        cut_s = round(self._outage.cut_s(), 3)
+        return {**self._hello, "state": self._state, "launch": self._launch, "cut_s": cut_s}
 
     def _describe(self) -> Message:
         return {"state": self._state, "launch": self._launch, "ranks": self._desk.states()}
-
-    def _list_news(self) -> list[Message]:
-        return [*self._events, *self._news.values()]
-
-    def _tell(self, message: Message) -> None:
-        """Say something that is said again after each new connection, until something newer of its kind is."""
-        self._news[message["type"]] = message
-        self._client.send(message)
-
-    def _note(self, event: str, at: float | None = None) -> None:
-        message: Message = {"type": "event", "event": event, "time": time.time() if at is None else at}
-        self._events = [*self._events, message]
-        self._client.send(message)
 
     def _wake(self) -> None:
         self._client.beat_now()
@@ -203,24 +192,20 @@ class NodeAgent:
 
     # ---- checks
 
-    def _environment_of_checks(self) -> dict[str, str]:
-        hidden = (contract.ENV_LAUNCHER, contract.ENV_LAUNCHER_SECRET)
-        return {k: v for k, v in {**self._environment, **self._spec.environment}.items() if k not in hidden}
-
     def _check(self, order: Message) -> None:
         launch = int(order["launch"])
         checked = self._news.get("checked")
         if launch < self._launch:
             return
         if checked is not None and checked["launch"] == launch:
-            self._client.send(checked)
+            self._news.say(checked)
         elif self._probe is None or launch > self._launch:
             self._launch = launch
             self._begin_checks()
 
     def _begin_checks(self) -> None:
         self._state = "checking"
-        self._news.pop("checked", None)
+        self._news.forget("checked")
         if self._probe is not None:
             self._probe.cancel()
             self._probe = None
@@ -228,7 +213,7 @@ class NodeAgent:
             self._probe = ProbeRun(
                 self._spec.start_checks,
                 limit_s=self._spec.start_checks_timeout_s,
-                environment=self._environment_of_checks(),
+                environment=wanted_environment(self._spec, self._environment),
             )
         else:
             self._report_checks(())
@@ -243,7 +228,9 @@ class NodeAgent:
         self._checks = results
         if self._state == "checking":
             self._state = "ready"
-        self._tell({"type": "checked", "launch": self._launch, "checks": plain_checks(results), "port": self._port()})
+        self._news.tell(
+            {"type": "checked", "launch": self._launch, "checks": plain_checks(results), "port": self._port()}
+        )
         failed = [check.check for check in results if check.ok is False]
         if failed and not self._spec.in_job:
             self._end(contract.EXIT_NODE_CHECK_FAILED, f"start checks failed: {', '.join(failed)}")
@@ -269,14 +256,14 @@ class NodeAgent:
         if place.launch < self._launch or self._is_over(place.launch):
             return
         if last is not None and place.launch == last.launch:
-            self._repeat("ended")
+            self._news.repeat("ended")
             return
-        self._launch, self._cut_s = place.launch, 0.0
-        for kind in ("listening", "ended", "failed", "stopped"):
-            self._news.pop(kind, None)
+        self._launch = place.launch
+        self._outage.forget()
+        self._news.forget("listening", "ended", "failed", "stopped")
         self._state = "running"
         self._training.start(place)
-        self._note("workers.started")
+        self._news.note("workers.started")
 
     def _is_over(self, launch: int) -> bool:
         """True when the launcher has had this start stopped here: what asks for it is late."""
@@ -284,7 +271,7 @@ class NodeAgent:
         return stopped is not None and stopped["launch"] >= launch
 
     def _rest(self, _order: Message) -> None:
-        if not self._training.is_running and "ended" not in self._news:
+        if not self._training.is_running and self._news.get("ended") is None:
             self._state = "spare"
 
     def _look_at_training(self) -> None:
@@ -292,20 +279,20 @@ class NodeAgent:
         if end is not None:
             self._take_end(end)
             return
-        is_opening = self._training.is_opening() and "listening" not in self._news
+        is_opening = self._training.is_opening() and self._news.get("listening") is None
         if is_opening and (place := self._training.place) and self._training.has_opened():
-            self._tell({"type": "listening", "launch": place.launch, "rdzv_id": place.rdzv_id})
-            self._note("rendezvous.opened")
+            self._news.tell({"type": "listening", "launch": place.launch, "rdzv_id": place.rdzv_id})
+            self._news.note("rendezvous.opened")
 
     def _take_end(self, end: WorkersEnd) -> None:
         if end.exit_code != 0:  # told at once, before the others of this node are stopped
-            self._tell({"type": "failed", "launch": self._launch, **_describe_end(end)})
+            self._news.tell({"type": "failed", "launch": self._launch, **_describe_end(end)})
         self._end(end.exit_code, end.reason, end=end, grace_s=_grace_s(end.exit_code))
 
     def _end(self, code: int, reason: str, *, end: WorkersEnd | None = None, grace_s: float = 0.0) -> None:
         """Stop everything on this node and say so, once for each start of the training."""
-        if "ended" in self._news:
-            self._repeat("ended")
+        if self._news.get("ended") is not None:
+            self._news.repeat("ended")
             return
         left = self._training.stop(grace_s)
         if left:
@@ -313,7 +300,7 @@ class NodeAgent:
         self._state = "ended"
         self._renew_port()
         words = self._read_last_words(end) if end is not None and code != 0 else ""
-        self._tell(
+        self._news.tell(
             {
                 "type": "ended",
                 "launch": self._launch,
@@ -325,7 +312,7 @@ class NodeAgent:
                 "port": self._port(),
                 "port_taken": (end is not None and end.is_port_taken) or is_port_taken(words),
                 "left": left,
-                "cut_s": round(self._cut_s, 3),
+                "cut_s": round(self._outage.cut_s(), 3),
             }
         )
         self._write_report(code, words)
@@ -336,7 +323,7 @@ class NodeAgent:
         if launch < self._launch and self._training.is_running:
             return
         if self._is_over(launch):
-            self._repeat("stopped")
+            self._news.repeat("stopped")
             return
         self._launch = max(self._launch, launch)
         left: list[int] = []
@@ -345,7 +332,7 @@ class NodeAgent:
             left = self._training.stop(float(order.get("grace_s", self._spec.stop_grace_s)))
             self._renew_port()
         self._state = "ready"
-        self._tell({"type": "stopped", "launch": launch, "port": self._port(), "left": left})
+        self._news.tell({"type": "stopped", "launch": launch, "port": self._port(), "left": left})
         self._training.prepare()
 
     def _kill(self, order: Message) -> None:
@@ -354,10 +341,6 @@ class NodeAgent:
     def _leave(self, _order: Message) -> None:
         ended = self._news.get("ended")
         self._exit_code = int(ended["exit_code"]) if ended is not None else 0
-
-    def _repeat(self, kind: str) -> None:
-        if kind in self._news:
-            self._client.send(self._news[kind])
 
     def _read_last_words(self, end: WorkersEnd) -> str:
         evidence_dir = RunPaths(self._run_dir).evidence(self._spec.attempt, self._launch)
@@ -370,92 +353,33 @@ class NodeAgent:
         """A signal for the training, which may not run yet."""
         self._training.request(int(order.get("count", 0)), int(order["number"]))
 
-    # ---- evidence and drills
-
-    def _collect(self, order: Message) -> None:
-        if self._collector is not None and self._collector.is_alive():
-            return
-        launch, directory = int(order["launch"]), Path(str(order["dir"]))
-        pids, log_dir = self._training.pids(), self._training.log_dir
-
-        def collect() -> None:
-            try:
-                files = collect_evidence(directory, self._desk, pids, log_dir, EVIDENCE_LIMIT_S)
-            except OSError as error:
-                self._say(f"no evidence: {error}")
-                files = []
-            self._client.send({"type": "evidence", "launch": launch, "files": files})
-
-        self._collector = threading.Thread(target=collect, name="evidence", daemon=True)
-        self._collector.start()
-
     def _make_drill(self, order: Message) -> None:
-        drill = parse_drill(order)
-        if drill is None or drill.id in self._drills:
-            return
-        self._drills.add(drill.id)
-        if drill.kind in ("process", "hang"):
-            detail = hit_rank(drill, self._training.pids())
-            self._answer_drill(drill, detail or "no such rank runs here", ok=bool(detail))
-            return
-        self._answer_drill(drill, f"this node is mute for {drill.for_s:g} s", ok=True)
-        self._client.mute(drill.for_s)
-        if drill.kind == "node":
-            self._play_dead()
-
-    def _answer_drill(self, drill: Drill, detail: str, *, ok: bool) -> None:
-        if ok:
-            self._note("drill.made")
-        self._client.send({"type": "drilled", "id": drill.id, "ok": ok, "detail": detail})
-
-    def _play_dead(self) -> None:
-        """As a node without power: its ranks are gone at once, and nothing is heard of it any more.
-
-        The process stays until it would count as lost: its end would be told by the kernel, which a node without
-        power has none of.
-        """
-        self._training.stop(0.0)
-        deadline = time.monotonic() + 2 * self._spec.liveness_timeout_s
-        while time.monotonic() < deadline and not self._is_terminated:
-            time.sleep(_START_TICK_S)
-        self._exit_code = EXIT_TERMINATED
+        if self._errands.make_drill(order, lambda: self._is_terminated):
+            self._exit_code = EXIT_TERMINATED
 
     # ---- losing the launcher
 
     def _lose_launcher(self, _order: Message) -> None:
         """Stop the ranks first: somebody may be told to write in their place."""
-        self._lost_at = time.monotonic()
-        self._cut_s = self._client.silence_s()
-        was_running = self._training.is_running
-        reason = f"no word from the launcher for {self._cut_s:.1f} s: ranks stopped"
-        if was_running:
+        cut_s = self._outage.begin()
+        reason = f"no word from the launcher for {cut_s:.1f} s: ranks stopped"
+        if self._training.is_running:
             self._end(EXIT_TERMINATED, reason)
         self._state = "cut"
         self._say(reason)
-        self._reports.offer(
-            RunPaths(self._run_dir).cut_off(self._spec.attempt, self._node),
-            cut_off(self._spec, self._node, self._cut_s),
-        )
+        path = RunPaths(self._run_dir).cut_off(self._spec.attempt, self._node)
+        self._reports.offer(path, cut_off(self._spec, self._node, cut_s))
 
     def _find_launcher(self, _order: Message) -> None:
-        if self._lost_at is not None:
-            self._cut_s += time.monotonic() - self._lost_at
-            self._say(f"the launcher is back after {self._cut_s:.1f} s")
-        self._lost_at = None
+        self._say(f"the launcher is back after {self._outage.end():.1f} s")
         if self._state == "cut":
-            self._state = "ended" if "ended" in self._news else "ready"
+            self._state = "ready" if self._news.get("ended") is None else "ended"
 
     def _look_at_time(self) -> None:
-        now = time.monotonic()
-        if self._client.is_dead():
-            self._end(EXIT_TERMINATED, "the thread that beats has ended")
-            self._leave({})
-        if self._leave_at is not None and now > self._leave_at:
-            self._leave({})
-        if self._lost_at is None:
-            return
-        if now - self._lost_at > RECONNECT_S or self._client.refused_s() > REFUSED_S:
+        is_alone = self._client.is_dead() or self._outage.is_final()
+        if is_alone:
             self._end(EXIT_TERMINATED, "the launcher did not come back")
+        if is_alone or (self._leave_at is not None and time.monotonic() > self._leave_at):
             self._leave({})
 
     # ---- surroundings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import queue
 import selectors
 import socket
@@ -70,7 +71,7 @@ class BeatClient:
         self._heard_at = self._reached_at = self._turned_at = time.monotonic()
         self._lost_at: float | None = None  # when the launcher was last known to be there, since it is lost
         self._refused_since: float | None = None  # its host is there and it is not
-        self._muted_until = 0.0
+        self._muted = (math.inf, math.inf)
         self._ping: tuple[object, float] | None = None
         self._local_address = ""
         self._is_urgent = False
@@ -119,9 +120,10 @@ class BeatClient:
         since = self._refused_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def mute(self, for_s: float) -> None:
-        """Neither say nor hear anything for so long, as with a cut cable; infinity: for ever."""
-        self._muted_until = time.monotonic() + for_s
+    def mute(self, for_s: float, *, after_s: float = 0.0) -> None:
+        """From then on neither say nor hear anything for so long, as with a cut cable; infinity: for ever."""
+        begin = time.monotonic() + after_s
+        self._muted = (begin, begin + for_s)
         self._wake_up()
 
     @property
@@ -166,7 +168,8 @@ class BeatClient:
             self._refused_since = None
 
     def _is_muted(self) -> bool:
-        return time.monotonic() < self._muted_until
+        begin, end = self._muted
+        return begin <= time.monotonic() < end
 
     def _turn(self) -> bool:
         """Note that this thread runs, and whether the launcher is lost; True when it was stopped before."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from trainer.agent.client import Patience
+from trainer.agent.client import BeatClient, Patience
 from trainer.contract import AttemptSpec, CutOff
 
 RESTART_FLOOR_S = 1.0  # a launcher is no faster from its decision to another rank's first write
@@ -48,3 +48,41 @@ def read_boot_id() -> str:
 def cut_off(spec: AttemptSpec, node: str, since_s: float) -> CutOff:
     """The word of a node that lives, has not heard the launcher for `since_s`, and has stopped its ranks."""
     return CutOff(attempt=spec.attempt, node=node, boot_id=read_boot_id(), since_s=round(since_s, 3), time=time.time())
+
+
+class Outage:
+    """Whether this node is without its launcher, and for how long it was."""
+
+    def __init__(self, client: BeatClient) -> None:
+        self._client = client
+        self._lost_at: float | None = None
+        self._cut_s = 0.0
+
+    def begin(self) -> float:
+        """The launcher is lost; for how long it has not been heard."""
+        self._lost_at = time.monotonic()
+        self._cut_s = self._client.silence_s()
+        return self._cut_s
+
+    def end(self) -> float:
+        """The launcher is back; for how long it was away."""
+        if self._lost_at is not None:
+            self._cut_s += time.monotonic() - self._lost_at
+        self._lost_at = None
+        return self._cut_s
+
+    def forget(self) -> None:
+        """What was is over: the launcher uses this node again."""
+        self._cut_s = 0.0
+
+    def cut_s(self) -> float:
+        """For how long the launcher is or was away, if this node was used no more since; else 0."""
+        if self._client.is_lost():
+            return self._client.silence_s()
+        return self._cut_s
+
+    def is_final(self) -> bool:
+        """True when nobody will come back."""
+        if self._lost_at is None:
+            return False
+        return time.monotonic() - self._lost_at > RECONNECT_S or self._client.refused_s() > REFUSED_S

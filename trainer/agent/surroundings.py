@@ -25,17 +25,34 @@ def training_environment(
 
     `launch`: which start of the training it is for; `socket`: where its ranks reach the agent of their node.
     """
-    kept = {k: v for k, v in given.items() if k not in (contract.ENV_LAUNCHER, contract.ENV_LAUNCHER_SECRET)}
-    wanted = {**kept, **spec.environment}
-    evidence_dir = str(RunPaths(run_dir).evidence(spec.attempt, launch))
+    wanted = wanted_environment(spec, given)
     ours = {
         "OMP_NUM_THREADS": str(threads_per_process(given, spec.procs_per_node)),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}]: ",
         "PYTHONUNBUFFERED": "1",  # the last words of a killed worker must be in its log
-        **nccl.nccl_environment(evidence_dir, wanted, torch_version=_torch_version()),
+        **choose_nccl_settings(spec, run_dir, wanted, launch=launch, socket=socket),
     }
     told = {contract.ENV_LAUNCH: str(launch), contract.ENV_NODE_SOCKET: str(socket)}
     return {**ours, **wanted, **contract.attempt_environment(spec, run_dir), **told}
+
+
+def wanted_environment(spec: AttemptSpec, given: Mapping[str, str]) -> dict[str, str]:
+    """What the user gives: the job's environment without what is the agent's alone, and the run file's."""
+    hidden = (contract.ENV_LAUNCHER, contract.ENV_LAUNCHER_SECRET)
+    return {**{name: value for name, value in given.items() if name not in hidden}, **spec.environment}
+
+
+def choose_nccl_settings(
+    spec: AttemptSpec, run_dir: Path, wanted: Mapping[str, str], *, launch: int, socket: Path
+) -> dict[str, str]:
+    """What we set for NCCL and torch's process groups where the user has set nothing."""
+    return nccl.nccl_environment(
+        str(RunPaths(run_dir).evidence(spec.attempt, launch)),
+        wanted,
+        torch_version=_torch_version(),
+        pipe_dir=str(socket.parent),
+        has_timing=spec.straggler_ratio > 0,
+    )
 
 
 def _torch_version() -> str:

@@ -7,10 +7,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from trainer import nccl
 from trainer.agent.place import Place
 from trainer.agent.program import Program, choose_program, fill_command
 from trainer.agent.ranks import RankDesk
-from trainer.agent.surroundings import find_interface, is_listening, training_environment
+from trainer.agent.surroundings import (
+    choose_nccl_settings,
+    find_interface,
+    is_listening,
+    training_environment,
+    wanted_environment,
+)
 from trainer.agent.worker_start import create_workers
 from trainer.agent.workers import WorkersEnd
 from trainer.contract import AttemptSpec, RunPaths
@@ -70,6 +77,8 @@ class Training:
 
     def start(self, place: Place) -> None:
         """Start this node's ranks. What goes wrong is told by `look`."""
+        if place.rank == 0 and self.place is None:
+            self._say(self._describe_settings(place))
         self.place, self.is_running, self._watched = place, True, frozenset()
         self._untold, self._told = set(self._requests), {count: set() for count in self._requests}  # new processes
         self._desk.begin(place.launch)
@@ -79,6 +88,11 @@ class Training:
 
     def _program(self, place: Place) -> Program:
         return choose_program(fill_command(self._spec, self._run_dir, place), sys.executable)
+
+    def _describe_settings(self, place: Place) -> str:
+        wanted = wanted_environment(self._spec, self._given)
+        ours = choose_nccl_settings(self._spec, self._run_dir, wanted, launch=place.launch, socket=self._desk.path)
+        return nccl.tell_settings(ours, wanted)
 
     def environment(self, place: Place) -> dict[str, str]:
         """What the ranks of one start find in their environment, apart from what tells one from another."""
