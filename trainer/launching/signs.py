@@ -15,6 +15,7 @@ FACTOR = 10.0  # times its longest pause
 FLOOR_S = 300.0
 BUSY_FACTOR = 3.0  # while its processes compute
 BUSY_CORES = 0.1
+SAME_MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +61,11 @@ class SignsOfLife:
         if self._bytes.get(node) == size:
             return
         self._bytes[node] = size
-        if self._grown_at is not None:
-            self._longest_s = max(self._longest_s, now - self._grown_at)
+        pause_s = now - self._grown_at if self._grown_at is not None else SAME_MOMENT_S
         self._grown_at = now
-        self._growths += 1
+        if pause_s >= SAME_MOMENT_S:  # nodes that print together print once
+            self._longest_s = max(self._longest_s, pause_s)
+            self._growths += 1
 
     def _take_cpu(self, rank: int, node: str, cpu_s: float, state: str, now: float) -> None:
         before = self._signs.get(rank)
