@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from supervisor.containers import container_problems
 from supervisor.model import (
     MAX_WARNING_S,
     CheckpointSpec,
@@ -389,7 +390,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
     yield from _divergence_problems(spec.divergence)
     yield from _liveness_problems(spec.liveness)
     yield from _straggler_problems(spec.straggler)
-    yield from _container_problems(spec)
+    yield from container_problems(spec)
 
 
 def _interval_problems(checkpoint: CheckpointSpec) -> Iterator[Problem]:
@@ -547,26 +548,6 @@ def _straggler_problems(straggler: StragglerSpec) -> Iterator[Problem]:
 
 
 _MIN_STRAGGLER_RATIO = 1.1
-
-
-def _container_problems(spec: RunSpec) -> Iterator[Problem]:
-    container = spec.container
-    is_wanted = container.runtime != "none"
-    yield is_wanted and not container.image, f'[container] runtime = "{container.runtime}" needs an image'
-    is_idle = bool(container.image or container.mounts or container.options) and not is_wanted
-    yield is_idle, '[container] runtime is "none": name the one that is to be used, pyxis or apptainer'
-    words = (("image", container.image), *(("mounts", m) for m in container.mounts))
-    for key, word in (*words, *(("options", o) for o in container.options)):
-        yield has_control(word), f'[container] {key}: "{shown(word)}" holds a control character'
-    for mount in container.mounts:
-        is_odd = not mount.startswith("/") or not 1 <= mount.count(":") <= 2 or "," in mount
-        yield is_odd, f'[container] mounts: "{shown(mount)}" is no "/source:/target"'
-    for option in container.options:
-        yield not option.startswith("-"), f'[container] options: "{shown(option)}" is no option: write --name=value'
-    yield (
-        is_wanted and spec.restart.worker_start == "warm",
-        '[restart] worker_start = "warm" can\'t be used in a container: its workers are made on the node itself',
-    )
 
 
 _TIME_LIMIT = re.compile(r"^(\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}|UNLIMITED|INFINITE)$", re.IGNORECASE)

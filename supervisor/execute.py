@@ -25,6 +25,7 @@ from slurm.types import Identity, JobRecord, NodeRecord, SubmitRequest
 from supervisor.accounts import user_name
 from supervisor.clock import Clock
 from supervisor.config import Settings
+from supervisor.containers import has_own_checks, wrap
 from supervisor.core.identity import fold_submission, is_own
 from supervisor.core.sight import SECOND_LOOK_S
 from supervisor.core.traces import Traces, find_traces
@@ -610,6 +611,7 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
     """
     spec = run.spec
     values = placeholders(run, attempt)
+    wrapping = wrap(spec, pythonpath=settings.launcher.pythonpath)
     return contract.AttemptSpec(
         run=run.name,
         attempt=attempt.number,
@@ -641,7 +643,9 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         straggler_ratio=spec.straggler.ratio,
         straggler_window=spec.straggler.window_steps,
         straggler_action=spec.straggler.action,
-        start_checks=render_start_checks(run, settings, attempt.number) if spec.nodes.start_checks else (),
+        srun_options=wrapping.srun_options,
+        command_prefix=wrapping.command_prefix,
+        start_checks=render_start_checks(run, settings, attempt.number) if has_own_checks(spec) else (),
     )
 
 

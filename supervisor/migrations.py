@@ -175,6 +175,7 @@ CREATE TABLE interruptions (
   kind TEXT NOT NULL,
   cause TEXT NOT NULL,
   node TEXT,
+  nodes TEXT NOT NULL,
   is_planned INTEGER NOT NULL,
   detected_at TEXT NOT NULL,
   resumed_at TEXT,

@@ -54,7 +54,7 @@ class NodesSpec:
     spares: int = 0  # allocated beside the training nodes; one takes the place of a node that fails its start checks
     procs_per_node: int | None = None  # default: gpus_per_node, or 1
     elastic: bool | None = None  # the data loader can go on with another number of nodes; default: as checkpoints tell
-    start_checks: bool = True  # nodes run the host probes before the training starts, and again before a restart
+    start_checks: bool = True  # nodes run the host probes before each start of the training; not inside a pyxis image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,6 +524,7 @@ class Interruption:
     kind: str  # AttemptEnd's word; inside a job one of trainer.contract.INTERRUPTION_KINDS
     cause: str  # one sentence for people
     node: str | None
+    nodes: tuple[str, ...] = ()  # inside a job: all that are named by evidence
     is_planned: bool
     detected_at: datetime
     resumed_at: datetime | None = None  # first new step after it: the down time ends
@@ -532,6 +533,11 @@ class Interruption:
     resume_step: int | None = None
     evidence: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()  # where the time inside the job went, as the launcher says
+
+    @property
+    def detection_s(self) -> float | None:
+        """Inside a job: seconds from the last sign of life to the notice, as the launcher says."""
+        return next((part.seconds for part in self.parts if part.name == "detect"), None)
 
     @property
     def recovery_s(self) -> float | None:

@@ -17,6 +17,7 @@ from supervisor.reports.status import (
     find_log_of,
     find_saves_of,
     read_status,
+    start_lines,
     status_as_json,
     status_table,
 )
@@ -61,6 +62,12 @@ def _read(settings: Settings, run: str | None) -> Status:
     return report
 
 
+def _show_starts(report: Status) -> None:
+    """Which nodes train, what the job has survived, and who is slow; nothing where there is nothing to say."""
+    for line in start_lines(report.runs[0]):
+        click.echo(line)
+
+
 def _show_saves(report: Status) -> None:
     from supervisor.reports.saves import save_lines
 
@@ -78,6 +85,7 @@ def _show(report: Status, *, as_json: bool, is_compact: bool = False, has_log: b
         click.echo()
         print_table(status_table(report))
         if has_log and report.runs[0].attempt is not None:
+            _show_starts(report)
             _show_saves(report)
         if has_log and (log := find_log_of(report.runs[0])) is not None:
             click.echo(f"\nlog of the newest attempt: {log}")

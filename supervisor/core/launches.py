@@ -135,7 +135,7 @@ def fold_record(
     record: InterruptionRecord, attempt: Attempt, known: Interruption | None, now: datetime
 ) -> Interruption:
     """The interruption that the launcher's record tells of, as the ledger keeps it."""
-    kind = record.kind if record.kind in INTERRUPTION_KINDS else "unknown"
+    kind = _kind(record)
     named = own_nodes(record.nodes, attempt)
     hint = record.hint if record.hint in attempt.nodes else None
     detected_at = _instant(record.detected_at, attempt.planned_at, now) if known is None else known.detected_at
@@ -150,6 +150,7 @@ def fold_record(
         kind=kind,
         cause=_text(record.cause) or kind,
         node=named[0] if named else hint,
+        nodes=named,
         is_planned=kind in PLANNED_KINDS,
         detected_at=detected_at,
         resumed_at=resumed_at,
@@ -161,13 +162,22 @@ def fold_record(
     )
 
 
-def find_blame(record: InterruptionRecord, attempt: Attempt) -> tuple[Blame, ...]:
-    """What a record says of the run's nodes. When most of them are named at once, what they share is suspected."""
+def find_blame(record: InterruptionRecord, attempt: Attempt, known: Interruption | None) -> tuple[Blame, ...]:
+    """What a record says of the run's nodes that it did not say when it was `known`: the launcher learns more.
+
+    When most of them are named at once, what they share is suspected.
+    """
     named = own_nodes(record.nodes, attempt)
+    if known is not None and (known.kind, known.nodes) == (_kind(record), named):
+        return ()
     is_mass = is_most(named, attempt)
     is_hard = record.kind in HARD_KINDS and not is_mass
-    why = _text(f"{record.kind if record.kind in INTERRUPTION_KINDS else 'unknown'}: {record.cause}")
+    why = _text(f"{_kind(record)}: {record.cause}")
     return tuple(Blame(node=node, reason=f"{node}: {why}", is_hard=is_hard) for node in named)
+
+
+def _kind(record: InterruptionRecord) -> str:
+    return record.kind if record.kind in INTERRUPTION_KINDS else "unknown"
 
 
 def is_most(named: Iterable[str], attempt: Attempt) -> bool:

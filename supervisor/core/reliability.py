@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 from supervisor.model import UNREPORTED, Attempt, Interruption
@@ -104,12 +104,19 @@ def run_mtbf(attempts: Sequence[Attempt], interruptions: Sequence[Interruption],
     return estimate_mtbf(observed_s, unplanned) if observed_s > 0 else None
 
 
-def ettr(attempts: Sequence[Attempt], now: datetime, *, is_script: bool = False) -> float | None:
+def ettr(
+    attempts: Sequence[Attempt],
+    now: datetime,
+    *,
+    is_script: bool = False,
+    interruptions: Sequence[Interruption] = (),
+) -> float | None:
     """Effective training time ratio so far, 0 to 1; None before the first step was seen, or where none is told.
 
     Productive time over (wall-clock time - queueing). Productive is the time from an attempt's first step to its last
     sign of progress, times the share of its steps that no later attempt had to do again. What a job waits in the queue
-    is left out; noticing, restarting, loading and checking count as loss. Blocking saves are in the stepping time.
+    is left out; noticing, restarting, loading and checking count as loss. Blocking saves are in the stepping time. Of
+    `interruptions` those that a job survived are needed: their down time and the steps done again are no progress.
 
     A person's own script (`is_script`) may resume by itself: until its steps tell where it went on, nothing counts as
     done again.
@@ -118,7 +125,10 @@ def ettr(attempts: Sequence[Attempt], now: datetime, *, is_script: bool = False)
     if not any(attempt.stepped_at and attempt.last_step is not None for attempt in ran):
         return None
     resumed_from = {a.number: _resumed_from(a, attempts, is_script=is_script) for a in ran}
-    productive_s = math.fsum(_productive_s(attempt, resumed_from[attempt.number], now) for attempt in ran)
+    inside = [i for i in interruptions if i.is_in_job]
+    productive_s = math.fsum(
+        _productive_s(a, resumed_from[a.number], now, [i for i in inside if i.attempt == a.number]) for a in ran
+    )
     wall_s = _wall_s(ran, now)
     return max(0.0, min(1.0, productive_s / wall_s)) if wall_s > 0 else None
 
@@ -152,17 +162,27 @@ def _ran_s(attempt: Attempt, now: datetime, since: datetime | None) -> float:
     return max(0.0, ((attempt.over_at or now) - start).total_seconds())
 
 
-def _productive_s(attempt: Attempt, resumed_from: int | None, now: datetime) -> float:
+def _productive_s(
+    attempt: Attempt, resumed_from: int | None, now: datetime, inside: Sequence[Interruption] = ()
+) -> float:
     resume_step = _resume_step(attempt)
     steps = (attempt.last_step or 0) - resume_step
+    made = steps + sum(i.lost_steps or 0 for i in inside)
     if attempt.stepped_at is None or steps <= 0:
         return 0.0
     end = attempt.over_at or now
     if attempt.progress_at is not None:
         end = min(end, attempt.progress_at)  # what came after the last sign of progress was waiting for us to notice
-    stepped_s = max(0.0, (end - attempt.stepped_at).total_seconds())
+    down_s = math.fsum(_down_s(i, end) for i in inside)
+    stepped_s = max(0.0, (end - attempt.stepped_at).total_seconds() - down_s)
     kept = steps if resumed_from is None else min(steps, max(0, resumed_from - resume_step))
-    return stepped_s * kept / steps
+    return stepped_s * kept / made
+
+
+def _down_s(interruption: Interruption, end: datetime) -> float:
+    """From the last sign of life to the first new step, inside a job."""
+    until = min(interruption.resumed_at or end, end)
+    return max(0.0, (until - interruption.detected_at).total_seconds()) + (interruption.detection_s or 0.0)
 
 
 def _wall_s(ran: Sequence[Attempt], now: datetime) -> float:
@@ -204,8 +224,11 @@ def split_gap(interruption: Interruption, ended: Attempt | None, now: datetime) 
 
     Work is lost from the last step that was seen (the record of progress is a few seconds old at most). Instants come
     from one clock per run of the daemon: a step of the host's clock between two of them shows as a negative part.
+    Inside a job the launcher says how long it took to notice.
     """
     seen_at = ended.progress_at if ended is not None and ended.phase != UNREPORTED else None
+    if interruption.is_in_job:
+        seen_at = interruption.detected_at - timedelta(seconds=min(interruption.detection_s or 0.0, _DETECTION_MAX_S))
     known = [seen_at or interruption.detected_at, interruption.detected_at]
     is_open = interruption.caught_up_at is None
     known += [at for at in (interruption.resumed_at, interruption.caught_up_at) if at is not None]
@@ -221,6 +244,9 @@ def split_gap(interruption: Interruption, ended: Attempt | None, now: datetime) 
         is_open=is_open,
         has_clock_step=known != reached,
     )
+
+
+_DETECTION_MAX_S = 86_400.0
 
 
 # ---------------------------------------------------------------- how often to save

@@ -78,9 +78,12 @@ def _as_json(interruption: Interruption, gap: Gap) -> dict[str, Any]:
     return {
         "run": interruption.run,
         "attempt": interruption.attempt,
+        "launch": interruption.launch,
+        "in_job": interruption.is_in_job,
         "kind": interruption.kind,
         "cause": interruption.cause,
         "node": interruption.node,
+        "nodes": list(interruption.nodes),
         "planned": interruption.is_planned,
         "injected_at": None,  # known only to whoever broke it on purpose
         "detected_at": interruption.detected_at,
@@ -95,6 +98,7 @@ def _as_json(interruption: Interruption, gap: Gap) -> dict[str, Any]:
             "open": gap.is_open,
             "clock_stepped": gap.has_clock_step,
         },
+        "parts_s": {part.name: part.seconds for part in interruption.parts},
         "last_step": interruption.last_step,
         "resume_step": interruption.resume_step,
         "lost_steps": interruption.lost_steps,
@@ -109,6 +113,7 @@ def _summary_as_json(history: History) -> dict[str, Any]:
         "since": history.since,
         "interruptions": len(history.unplanned),
         "planned": len(history.planned),
+        "in_job": sum(1 for interruption in history.unplanned if interruption.is_in_job),
         "down_s": _down_s(history, history.unplanned),
         "planned_down_s": _down_s(history, history.planned),
         "slurm_restarts": history.slurm_restarts,
@@ -158,13 +163,18 @@ def _row(interruption: Interruption) -> tuple[str, ...]:
     return (
         instant(interruption.detected_at),
         interruption.run,
-        str(interruption.attempt),
+        f"{interruption.attempt}.{interruption.launch}" if _has_starts(interruption) else str(interruption.attempt),
         f"{interruption.kind} (planned)" if interruption.is_planned else interruption.kind,
         interruption.node or "-",
         duration(interruption.recovery_s),
         number(interruption.lost_steps),
         one_line(interruption.cause),
     )
+
+
+def _has_starts(interruption: Interruption) -> bool:
+    """True where the attempt was started more than once: the number of the start then says which one."""
+    return interruption.is_in_job or interruption.launch > 0
 
 
 def summary_line(history: History) -> str:
@@ -193,6 +203,11 @@ def _unplanned_words(history: History) -> str:
     lost = _lost_steps(history.unplanned)
     again = f", {lost} steps done again" if lost is not None else ""
     return (
-        f"{len(history.unplanned)} unplanned in {duration(history.observed_s)} of running: MTBF "
-        f"{mtbf_words(history.mtbf)}{median}{again}"
+        f"{len(history.unplanned)} unplanned{_inside_words(history)} in {duration(history.observed_s)} of running: "
+        f"MTBF {mtbf_words(history.mtbf)}{median}{again}"
     )
+
+
+def _inside_words(history: History) -> str:
+    count = sum(1 for interruption in history.unplanned if interruption.is_in_job)
+    return f" ({count} inside a job)" if count else ""

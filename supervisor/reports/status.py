@@ -30,6 +30,8 @@ class RunStatus:
     step: int | None
     verified_step: int | None
     interruptions: int  # unplanned
+    inside: int = 0  # that the newest attempt's job survived
+    recovery_s: float | None = None  # of the newest interruption that is over, to the first new step
     mtbf: Mtbf | None
     ettr: float | None
     reason: str = ""  # why it is in this state, in a sentence
@@ -91,8 +93,10 @@ def judge_run(
         step=step,
         verified_step=max((c.step for c in checkpoints if c.state is CheckpointState.VERIFIED), default=None),
         interruptions=sum(1 for interruption in interruptions if not interruption.is_planned),
+        inside=sum(1 for i in interruptions if last is not None and i.attempt == last.number and i.is_in_job),
+        recovery_s=next((i.recovery_s for i in reversed(interruptions) if i.recovery_s is not None), None),
         mtbf=run_mtbf(attempts, interruptions, now),
-        ettr=ettr(attempts, now, is_script=run.script is not None),
+        ettr=ettr(attempts, now, is_script=run.script is not None, interruptions=interruptions),
         reason=_judge_reason(run, state, attempts, next_at),
         next_start_at=next_at,
         attempts=tuple(attempts),
@@ -116,6 +120,8 @@ def state_word(run: Run, last: Attempt | None) -> str:
         return "pending" if last is None else "recovering"
     if last.state is not AttemptState.RUNNING:
         return "pending" if is_first else "recovering"
+    if last.recovering:
+        return "recovering"
     if last.stepped_at is None and last.phase != UNREPORTED:
         return "starting" if is_first else "recovering"
     return "running"
@@ -154,6 +160,9 @@ def _judge_reason(run: Run, state: str, attempts: Sequence[Attempt], next_at: da
     """The run's own reason; of a run that recovers, why it must, and until when it waits."""
     if run.reason and state != "recovering":
         return run.reason
+    last = max(attempts, key=lambda a: a.number, default=None)
+    if state == "recovering" and last is not None and not last.is_over and last.recovering:
+        return f"started again inside job {last.job_id}: {last.recovering}"
     over = max((a for a in attempts if a.is_over), key=lambda a: a.number, default=None)
     if over is None or over.end is None or state not in {"recovering", "stopped", "held", "finished"}:
         return run.reason
@@ -222,6 +231,11 @@ def _run_as_json(status: RunStatus, now: datetime) -> dict[str, Any]:
         "job_id": last.job_id if last else None,
         "next_job_id": status.ahead.job_id if status.ahead else None,  # queued behind it
         "nodes": list(last.nodes) if last else [],
+        "training_nodes": list(last.training) if last else [],
+        "spare_nodes": list(last.spare_nodes) if last else [],  # of the job, and not training: spares, lost ones
+        "launch": last.launch if last else None,  # which start of the training inside the job, from 0
+        "recovering": last.recovering or None if last and not last.is_over else None,
+        "stragglers": list(last.stragglers) if last and not last.is_over else [],
         "phase": last.phase or None if last else None,
         "step": status.step,
         "final_step": run.final_step,
@@ -229,6 +243,8 @@ def _run_as_json(status: RunStatus, now: datetime) -> dict[str, Any]:
         "steps_at_risk": saves.at_risk,
         "saves": saves_as_json(saves),
         "interruptions": status.interruptions,
+        "interruptions_in_job": status.inside,
+        "recovery_s": status.recovery_s,
         "mtbf_h": mtbf.mtbf_h if mtbf else None,
         "mtbf_low_h": mtbf.low_h if mtbf else None,
         "mtbf_high_h": mtbf.high_h if mtbf else None,
@@ -301,6 +317,21 @@ def _row(status: RunStatus) -> tuple[str, ...]:
         number(status.ettr, 3),
         one_line(status.reason, _REASON_CHARS),
     )
+
+
+def start_lines(status: RunStatus) -> tuple[str, ...]:
+    """Of the newest attempt: the nodes that train, the start inside its job, and ranks that are slow."""
+    last = status.attempt
+    if last is None or last.is_over or not last.training:
+        return ()
+    spare = f"; not training: {fold(last.spare_nodes)}" if last.spare_nodes else ""
+    lines = [f"\ntraining on {fold(last.training)}{spare}"]
+    if last.launch:
+        took = f", the last one in {duration(status.recovery_s)}" if status.recovery_s is not None else ""
+        times = "once" if last.launch == 1 else f"{last.launch} times"
+        lines.append(f"started again inside its job {times}{took}")
+    lines += [f"straggler: {one_line(text)}" for text in last.stragglers]
+    return tuple(lines)
 
 
 def _steps(status: RunStatus) -> str:

@@ -152,9 +152,13 @@ def test_history_as_json_has_the_documented_keys(service: Service) -> None:
     assert shown == {
         "run": "llama",
         "attempt": 1,
+        "launch": 0,
+        "in_job": False,
         "kind": "node_silent",
         "cause": "node n1 stopped answering",
         "node": "n1",
+        "nodes": [],
+        "parts_s": {},
         "planned": False,
         "injected_at": None,
         "detected_at": "2026-01-02T12:01:50.000Z",

@@ -28,6 +28,7 @@ TOP = 'name = "llama"\ncommand = ["train.py", "--lr", "1e-4"]\nroot = "/shared/r
 NODES = "[nodes]\nmin = 2\nmax = 4\n"
 GOOD = TOP + NODES
 _IMAGE = "[container]\nruntime = 'apptainer'\nimage = '/x.sif'\n"
+_PYXIS = "[container]\nruntime = 'pyxis'\nimage = '/x.sqsh'\n"
 
 
 def refusal(text: str) -> str:
@@ -165,7 +166,7 @@ def test_an_unknown_key_like_no_other_is_refused_with_the_known_ones() -> None:
         (GOOD + "[container]\nimage = 'x.sif'\n", 'runtime is "none": name the one'),
         (GOOD + _IMAGE + "mounts = ['data:/data']\n", '"data:/data" is no "/source:/target"'),
         (GOOD + _IMAGE + "mounts = ['/a:/b,/c:/d']\n", '"/a:/b,/c:/d" is no "/source:/target"'),
-        (GOOD + _IMAGE + "options = ['x']\n", '"x" is no option'),
+        (GOOD + _PYXIS + "options = ['--mem=0']\n", '"--mem=0" is none of pyxis'),
         (GOOD + _IMAGE + "[restart]\nworker_start = 'warm'\n", "can't be used in a container"),
         (GOOD + "[slurm]\ntime_limit = 04:00:00\n", "[slurm] time_limit: a text in quotes is expected, not a time"),
         (GOOD + '[slurm]\ntime_limit = "soon"\n', "[slurm] time_limit"),

@@ -127,6 +127,7 @@ CREATE TABLE interruptions (
   kind TEXT NOT NULL,
   cause TEXT NOT NULL,
   node TEXT,
+  nodes TEXT NOT NULL,
   is_planned INTEGER NOT NULL,
   detected_at TEXT NOT NULL,
   resumed_at TEXT,
@@ -138,7 +139,7 @@ CREATE TABLE interruptions (
   PRIMARY KEY (run, attempt, launch),
   FOREIGN KEY (run, attempt) REFERENCES attempts (run, number)
 );
-INSERT INTO "interruptions" VALUES('gpt',1,0,0,'node_silent','n2 is silent','n2',0,'2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,'[]','[]');
+INSERT INTO "interruptions" VALUES('gpt',1,0,0,'node_silent','n2 is silent','n2','[]',0,'2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,'[]','[]');
 CREATE TABLE migrations (
   version INTEGER PRIMARY KEY,
   name TEXT NOT NULL,

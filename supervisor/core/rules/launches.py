@@ -29,8 +29,7 @@ def learn_interruptions(draft: Draft, sight: Sight) -> Attempt:
         before = known.get(record.launch)
         after = launches.fold_record(record, attempt, before, draft.now)
         draft.put(after, f"start {record.launch} was interrupted: {after.cause}")
-        if before is None:
-            _blame(draft, attempt, launches.find_blame(record, attempt))
+        _blame(draft, attempt, launches.find_blame(record, attempt, before))
     after_attempt = replace(attempt, interruptions_read=launches.count_settled(records, attempt))
     draft.put(after_attempt, "seen")
     return after_attempt
