@@ -13,24 +13,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from trainer.format.pickled import PickleRefused, read_pickle
 
-MAX_BYTES = 64 * 1024 * 1024  # 20,000 entries with their stacks are 25 MB
+MAX_BYTES = 32 * 1024 * 1024  # 20,000 entries with their stacks are 3 MB
 MAX_ENTRIES = 100_000
-MAX_OPCODES = 20_000_000
-MAX_RANKS = 1_000_000  # of one group
+MAX_OPCODES = 10_000_000  # 20,000 entries with their stacks are 1.6 million
+MAX_RANKS = 200_000  # of one group
 KNOWN_MAJOR = 2
 DEFAULT_DESCRIPTION = "default_pg"  # of the group of all ranks
+
+_T = TypeVar("_T")
 
 _MAX_TEXT = 300
 _MAX_TENSORS = 32  # told of one entry; the rest says no more
 _MAX_DIMENSIONS = 16
 _MAX_FRAMES = 32
 _MAX_GROUPS = 20_000
+_MAX_ALL_RANKS = 5_000_000  # of all groups of a dump
 _MAX_INTEGER = 2**63
 
 
@@ -148,12 +152,13 @@ def _load_json(data: bytes) -> Any:
 def _make_dump(raw: dict[Any, Any]) -> Dump:
     items = raw.get("entries")
     items = items if isinstance(items, list) else []
+    known: _Known = {}
     if len(items) > MAX_ENTRIES:
         raise FlightUnreadable(f"it has {len(items):,} entries, more than {MAX_ENTRIES:,}")
     entries: list[Entry] = []
     names: dict[str, str] = {}  # a group's number within the rank: its name
     for item in items:
-        entry = _make_entry(item)
+        entry = _make_entry(item, known)
         if entry is not None:
             entries.append(entry)
             names.setdefault(_key(item.get("pg_id")), entry.group)
@@ -185,7 +190,7 @@ def _fill_groups(told: Mapping[str, Group], entries: list[Entry], descriptions: 
     return named
 
 
-def _make_entry(raw: Any) -> Entry | None:
+def _make_entry(raw: Any, known: _Known) -> Entry | None:
     if not isinstance(raw, dict):
         return None
     seq, group = _integer(raw.get("collective_seq_id")), _group_text(raw, 0)
@@ -198,10 +203,10 @@ def _make_entry(raw: Any) -> Entry | None:
         is_p2p=raw.get("is_p2p") is True,
         p2p_seq=_integer(raw.get("p2p_seq_id")) or 0,
         op=_text(raw.get("profiling_name")),
-        input_sizes=_sizes(raw.get("input_sizes")),
-        output_sizes=_sizes(raw.get("output_sizes")),
-        input_dtypes=_texts(raw.get("input_dtypes")),
-        output_dtypes=_texts(raw.get("output_dtypes")),
+        input_sizes=_once(raw.get("input_sizes"), _sizes, known),
+        output_sizes=_once(raw.get("output_sizes"), _sizes, known),
+        input_dtypes=_once(raw.get("input_dtypes"), _texts, known),
+        output_dtypes=_once(raw.get("output_dtypes"), _texts, known),
         state=_text(raw.get("state")),
         is_retired=raw.get("retired") is True,
         created_ns=_instant(raw.get("time_created_ns")),
@@ -209,8 +214,20 @@ def _make_entry(raw: Any) -> Entry | None:
         completed_ns=_instant(raw.get("time_discovered_completed_ns")),
         duration_ms=_number(raw.get("duration_ms")),
         timeout_ms=_integer(raw.get("timeout_ms")),
-        frames=_frames(raw.get("frames")),
+        frames=_once(raw.get("frames"), _frames, known),
     )
+
+
+_Known = dict[tuple[int, Callable[[Any], Any]], Any]
+
+
+def _once(raw: Any, make: Callable[[Any], _T], known: _Known) -> _T:
+    """What `make` gives, made once for a value: a pickle can name one value a million times in two bytes each."""
+    place = (id(raw), make)
+    if place not in known:
+        known[place] = make(raw)
+    found: _T = known[place]
+    return found
 
 
 def _group_text(raw: Any, place: int) -> str:
@@ -224,10 +241,13 @@ def _group_text(raw: Any, place: int) -> str:
 def _groups(raw: Any) -> Iterator[tuple[str, Group]]:
     if not isinstance(raw, dict):
         return
+    left = _MAX_ALL_RANKS
     for key, value in list(raw.items())[:_MAX_GROUPS]:
         if isinstance(value, dict):
             name = _text(value.get("name")) or _key(key)
-            yield name, Group(name=name, description=_text(value.get("desc")), ranks=_ranks(value.get("ranks")))
+            ranks = _ranks(value.get("ranks"), min(left, MAX_RANKS))
+            left -= len(ranks)
+            yield name, Group(name=name, description=_text(value.get("desc")), ranks=ranks)
 
 
 def _statuses(raw: Any, names: Mapping[str, str], groups: Mapping[str, Group]) -> Iterator[tuple[str, Status]]:
@@ -253,13 +273,14 @@ def _version(raw: Any) -> tuple[int, ...]:
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
 
-def _ranks(raw: Any) -> tuple[int, ...]:
+def _ranks(raw: Any, most: int) -> tuple[int, ...]:
     """Of a list, or of a text such as "[0, 1, 2]"."""
+    parts: list[Any] = []
     if isinstance(raw, str):
-        parts: list[Any] = re.findall(r"\d{1,9}", raw[: 12 * MAX_RANKS])
-    else:
-        parts = raw if isinstance(raw, list) else []
-    ranks = [_integer(part) for part in parts[:MAX_RANKS]]
+        parts = [found[0] for found in islice(re.finditer(r"[0-9]{1,9}", raw[: 12 * most]), most)]
+    elif isinstance(raw, list):
+        parts = raw[:most]
+    ranks = [_integer(part) for part in parts]
     return tuple(rank for rank in ranks if rank is not None and rank >= 0)
 
 
@@ -289,7 +310,8 @@ def _text(raw: Any) -> str:
     """Printable, cut; empty for what is no text."""
     if not isinstance(raw, str):
         return ""
-    return "".join(c if c.isprintable() else "?" for c in raw[:_MAX_TEXT])
+    text = raw[:_MAX_TEXT]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _key(raw: Any) -> str:
