@@ -15,7 +15,7 @@ NODES = ("n0", "n1")
 
 
 class Told:
-    """A launcher's watch, told of two ranks on each of two nodes; time passes in cycles of 0.1 s."""
+    """A launcher's watch, told of two ranks on each of two nodes; time passes in cycles of 0.1 s or more."""
 
     def __init__(self, *, start_s: float = 1000.0, **options: Any) -> None:
         self.watch = HangWatch(make_spec(**options))
@@ -37,10 +37,11 @@ class Told:
     def pass_time(self, seconds: float) -> Hang | None:
         """Let everybody be silent for so long; the first hang that is judged."""
         until = self.now + seconds
+        cycle_s = 0.1 if seconds <= 60 else 0.5
         while self.now < until:
-            self.now += 0.1
+            self.now += cycle_s
             for entry in self.ranks.values():
-                entry["age_s"] += 0.1
+                entry["age_s"] += cycle_s
             self.feed()
             self.watch.feed_progress(self.progress, self.now)
             hang = self.watch.judge(self.now)

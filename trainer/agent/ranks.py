@@ -193,9 +193,19 @@ class RankDesk:
         self._poke()
         if self._thread.is_alive():
             self._thread.join(2.0)
+        if not self._thread.is_alive():
+            self._release()
         self._path.unlink(missing_ok=True)
         if self._path.parent.name.startswith(_FOLDER_PREFIX):
             shutil.rmtree(self._path.parent, ignore_errors=True)
+
+    def _release(self) -> None:
+        with self._lock:
+            for line in list(self._lines.values()):
+                self._drop(line)
+            for sock in (self._listener, self._wake, self._waker):
+                sock.close()
+            self._selector.close()
 
     # ---- the thread
 
@@ -212,11 +222,6 @@ class RankDesk:
             if any(changed):
                 self._wake_agent()
             self._look()
-        with self._lock:
-            for line in list(self._lines.values()):
-                self._drop(line)
-            self._listener.close()
-            self._selector.close()
 
     def _turn(self) -> None:
         now = time.monotonic()

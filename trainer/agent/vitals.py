@@ -15,6 +15,7 @@ BUSY_CORES = 0.3  # so much of a core, over a second or more, is work
 BUSY_READ_BYTES_PER_S = 1e6
 BUSY_MEMORY_S = 3.0  # work that was seen so recently counts still
 
+_GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,6 +56,16 @@ def read_bytes_read(pid: int) -> int:
     return 0
 
 
+def uses_gpu(pid: int) -> bool:
+    """True when a process has a GPU open: it may spin while it waits for one, and its CPU time says nothing."""
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - names only
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(_GPU_DEVICES):  # noqa: PTH115
+                    return True
+    return False
+
+
 class VitalsWatch:
     """Compares two looks at the same process."""
 
@@ -68,8 +79,9 @@ class VitalsWatch:
         found = {}
         for pid in pids:
             family = [pid, *choose_descendants(parents, pid)]
+            working = family[1:] if uses_gpu(pid) else family
             counters = _Counters(
-                at=now, cpu_s=sum(map(read_cpu_s, family)), read_bytes=sum(map(read_bytes_read, family))
+                at=now, cpu_s=sum(map(read_cpu_s, working)), read_bytes=sum(map(read_bytes_read, family))
             )
             before = self._seen.get(pid)
             is_waiting_for_disk = any(read_state(member) == "D" for member in family[1:])

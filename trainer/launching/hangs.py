@@ -113,10 +113,6 @@ class Allowance:
         limit = max(low, wanted, GAP_FACTOR * self.gaps_s.get(phase, 0.0), BUSY_FACTOR * low if is_busy else 0.0)
         return min(limit, high) * self.scale
 
-    def of(self, view: RankView) -> float | None:
-        """The limit of a rank."""
-        return self.limit_s(view.phase, view.limit_s, is_busy=view.is_busy)
-
 
 def read_bounds(bounds_s: Mapping[str, tuple[float, ...]], phase: str) -> tuple[float, float]:
     """(least, most) of a phase; a most of 0 turns detection off."""
@@ -129,7 +125,7 @@ def read_bounds(bounds_s: Mapping[str, tuple[float, ...]], phase: str) -> tuple[
 def judge_ranks(views: Sequence[RankView], allowance: Allowance) -> Hang | None:
     """The hang that these ranks show, or None."""
     joint = find_joint_phases(views)
-    limits = {view.rank: allowance.of(view) for view in views}
+    limits = {view.rank: _find_limit_s(view, views, allowance, joint) for view in views}
     overdue = [view for view in views if _is_overdue(view, limits[view.rank])]
     overdue = [view for view in overdue if not _is_excused(view, views, limits, joint)]
     stuck = [view for view in overdue if not _do_others_go_on(view, views, limits[view.rank])]
@@ -147,15 +143,30 @@ def judge_ranks(views: Sequence[RankView], allowance: Allowance) -> Hang | None:
     return hang.name(ranks, by, why) if ranks else hang
 
 
+def _find_limit_s(
+    view: RankView, views: Sequence[RankView], allowance: Allowance, joint: frozenset[str]
+) -> float | None:
+    """A rank may be waiting for another one that is busy."""
+    is_busy = any(other.is_busy and not _has_passed(other, view, joint) for other in views)
+    return allowance.limit_s(view.phase, view.limit_s, is_busy=is_busy)
+
+
 def _is_overdue(view: RankView, limit_s: float | None) -> bool:
     return limit_s is not None and view.age_s > limit_s
 
 
 def find_joint_phases(views: Sequence[RankView]) -> frozenset[str]:
-    """The long phases that all ranks enter together, as far as they have shown (twice at least)."""
+    """The long phases that all ranks enter together, as far as they have shown (twice at least).
+
+    Most have entered it: one alone may do something that it doesn't always do alone.
+    """
     names = {name for view in views for name in view.entered}
     counts = {name: [view.entered.get(name, 0) for view in views] for name in names}
-    return frozenset(name for name, seen in counts.items() if min(seen) >= 2 and max(seen) - min(seen) <= 1)
+    return frozenset(
+        name
+        for name, seen in counts.items()
+        if min(seen) >= 2 and max(seen) - min(seen) <= 1 and 2 * seen.count(max(seen)) > len(seen)
+    )
 
 
 def _is_excused(
