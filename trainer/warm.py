@@ -2,10 +2,13 @@
 
 trainer.node starts this file by its path, under the training program's own Python: it imports nothing but the standard
 library and torch, as this package may be missing there. JSON lines on the given socket, from the agent:
-`{"type": "start", "ranks": [{"local_rank", "arguments", "environment", "stdout", "stderr"}]}`; end of file ends it. To
-the agent: `{"type": "ready", "time"}` or `{"type": "refused", "reason"}`, and `{"type": "started", "pids": {local rank:
-pid}}` or `{"type": "failed", "reason"}`. The ranks become the agent's own children: it is a subreaper, and who forked
-them ends.
+`{"type": "start", "store_port", "ranks": [{"local_rank", "arguments", "environment", "stdout", "stderr"}]}`; end of
+file ends it. To the agent: `{"type": "ready", "time"}` or `{"type": "refused", "reason"}`, and `{"type": "started",
+"pids": {local rank: pid}, "store": pid or null}` or `{"type": "failed", "reason"}`. The ranks become the agent's own
+children: it is a subreaper, and who forked them ends.
+
+With a `store_port` the store that the ranks meet at is served there by one more process, as torchrun's agent does: a
+rank that looked for it before rank 0 had opened it would wait half a second in vain.
 
 A rank is as `python -u PROGRAM` would be: own session, default signals, nothing inherited but its log files, the
 environment as given, a `__main__` of its own, fresh random numbers; the interpreter ends in its own way, with its
@@ -36,7 +39,7 @@ import sys
 import time
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 _FIRST = ("torch", "torch.distributed")
 # What many trainings import beside; only while nobody waits.
@@ -45,6 +48,7 @@ _IDLE_S = 20.0  # a start has the processors for so long before more is imported
 _REPARENT_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _EXIT_NOT_STARTED = 1
+EXIT_PORT_TAKEN = 98
 
 Job = Mapping[str, Any]
 
@@ -89,7 +93,7 @@ class _Server:
                 return None
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                job = self._start(json.loads(line)["ranks"])
+                job = self._start(json.loads(line))
                 if job is not None:
                     return job
                 self._used_at = time.monotonic()
@@ -104,7 +108,7 @@ class _Server:
                 with contextlib.suppress(Exception):
                     _import(name)
 
-    def _start(self, jobs: list[Job]) -> Job | None:
+    def _start(self, request: Mapping[str, Any]) -> Job | None:
         """Fork every rank from a process that then ends; in a rank, its job."""
         if not self._look_at_threads():
             return None
@@ -112,33 +116,50 @@ class _Server:
         starter = os.fork()
         if starter == 0:
             os.close(told)
-            return self._fork_ranks(jobs, tell)
+            return self._fork_all(request["ranks"], request["store_port"] if _can_serve() else None, tell)
         os.close(tell)
         os.waitpid(starter, 0)  # from now on the ranks are the agent's children
         with open(told, "rb") as stream:  # noqa: PTH123
             self._tell(json.loads(stream.read() or b'{"type": "failed", "reason": "the fork failed"}'))
         return None
 
-    def _fork_ranks(self, jobs: list[Job], tell: int) -> Job:
+    def _fork_all(self, jobs: list[Job], store_port: int | None, tell: int) -> Job:
         """In a process that ends at once; its children, the ranks, return."""
         pids: dict[int, int] = {}
-        starter = os.getpid()
-        message: dict[str, Any] = {"type": "started", "pids": pids}
+        store: int | None = None
         try:
+            if store_port is not None:
+                store = self._fork(tell)
+                if store == 0:
+                    _serve_store(store_port)
             for job in jobs:
-                pid = os.fork()
+                pid = self._fork(tell)
                 if pid == 0:
-                    os.close(tell)
-                    self._control.close()
-                    _become_rank(job, starter=starter, agent=self._agent)
+                    own = {"TORCHELASTIC_USE_AGENT_STORE": "True"} if store_port is not None else {}
+                    _become_rank(job, {**job["environment"], **own})
                     return job
                 pids[job["local_rank"]] = pid
         except OSError as error:
-            for pid in pids.values():
+            for pid in [*pids.values(), *([store] if store else [])]:
                 os.kill(pid, signal.SIGKILL)
-            message = {"type": "failed", "reason": f"fork: {error}"}
-        os.write(tell, json.dumps(message).encode())
+            os.write(tell, json.dumps({"type": "failed", "reason": f"fork: {error}"}).encode())
+            os._exit(0)
+        os.write(tell, json.dumps({"type": "started", "pids": pids, "store": store}).encode())
         os._exit(0)
+
+    def _fork(self, tell: int) -> int:
+        """As os.fork; a child has become the agent's, and has let go of our descriptors."""
+        starter = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(tell)
+            self._control.close()
+            os.setsid()
+            deadline = time.monotonic() + _REPARENT_LIMIT_S
+            while os.getppid() == starter and time.monotonic() < deadline:
+                time.sleep(0.001)
+            _end_with(self._agent)
+        return pid
 
     def _look_at_threads(self) -> bool:
         """A fork copies no thread but the one that calls it: with others about, locks may stay locked for ever.
@@ -189,9 +210,31 @@ def _end_with(parent: int) -> None:
 # ---------------------------------------------------------------- a rank
 
 
-def _become_rank(job: Job, *, starter: int, agent: int) -> None:
-    """As a process that was just started: own session, default signals, own files and random numbers."""
-    os.setsid()
+def _can_serve() -> bool:
+    """True when ranks find the same keys in a store of rank 0's and in one of the agent's.
+
+    Older torch put a prefix before them, and a node whose ranks are no forks would not.
+    """
+    rendezvous = sys.modules["torch.distributed.rendezvous"]
+    code = getattr(getattr(rendezvous, "_create_c10d_store", None), "__code__", None)
+    return code is not None and "PrefixStore" not in code.co_names
+
+
+def _serve_store(port: int) -> NoReturn:
+    """Serve the store until killed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its ranks may still need it
+    try:
+        store = sys.modules["torch.distributed"].TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    except RuntimeError as error:
+        os.write(2, f"{error}\n".encode())
+        os._exit(EXIT_PORT_TAKEN if "EADDRINUSE" in str(error) else _EXIT_NOT_STARTED)
+    while store is not None:
+        signal.pause()
+    os._exit(0)
+
+
+def _become_rank(job: Job, environment: Mapping[str, str]) -> None:
+    """As a process that was just started: default signals, own files and random numbers."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGINT}:
         if signal.getsignal(number) is not None and number < signal.SIGRTMIN:
             signal.signal(number, signal.SIG_DFL)
@@ -208,21 +251,12 @@ def _become_rank(job: Job, *, starter: int, agent: int) -> None:
         os.write(2, f"{error}\n".encode())
         os._exit(_EXIT_NOT_STARTED)
     os.environ.clear()
-    os.environ.update(job["environment"])
+    os.environ.update(environment)
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
     faulthandler.enable()
-    _wait_for_parent(starter, agent)
-
-
-def _wait_for_parent(starter: int, agent: int) -> None:
-    """Go on as the agent's child, which ends with it."""
-    deadline = time.monotonic() + _REPARENT_LIMIT_S
-    while os.getppid() == starter and time.monotonic() < deadline:
-        time.sleep(0.001)
-    _end_with(agent)
 
 
 def run(job: Job) -> None:

@@ -22,6 +22,7 @@ from trainer.agent.tee import Tee
 from trainer.agent.words import read_tail
 from trainer.agent.workers import FAILED, FINISHED, START_FAILED, RankStart, WorkersEnd, choose_first, shell_code
 from trainer.descendants import kill_descendants
+from trainer.warm import EXIT_PORT_TAKEN
 
 _LOST_STATUS = 255  # somebody else has taken the exit status: not known to be a good end
 _TICK_S = 0.005
@@ -37,12 +38,14 @@ class RankProcesses:
         self._ranks = {one.local_rank: one for one in ranks}
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
+        self._store: int | None = None  # the process that serves the ranks' store, where it is none of them
         self._end: WorkersEnd | None = None
         self._tee: Tee | None = None
 
-    def add(self, pids: Mapping[int, int]) -> None:
-        """These processes are now the ranks."""
+    def add(self, pids: Mapping[int, int], store: int | None = None) -> None:
+        """These processes are now the ranks, and this one serves their store."""
         self._pids.update(pids)
+        self._store = store or self._store
         if self._place.rank == 0 and 0 in pids and self._tee is None:
             self._tee = _open_tee(self._ranks[0])
 
@@ -54,13 +57,28 @@ class RankProcesses:
         """Local rank to process, of those that run."""
         return {local_rank: pid for local_rank, pid in self._pids.items() if local_rank not in self._codes}
 
+    def store(self) -> frozenset[int]:
+        """The process that serves a store which ranks of other nodes may still need: ours have finished."""
+        if self._store is None or self._end is None or self._end.kind != FINISHED:
+            return frozenset()
+        return frozenset({self._store})
+
+    def end_store(self) -> None:
+        """Kill the store's process; nobody needs it any more."""
+        if self._store is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._store, signal.SIGKILL)
+                os.waitpid(self._store, 0)
+            self._store = None
+
     def poll(self) -> WorkersEnd | None:
         """See `Workers.poll`."""
         if self._end is None and self._pids:
+            self._look_at_store()
             news = self._reap()
-            if (first := choose_first(news)) is not None:
+            if self._end is None and (first := choose_first(news)) is not None:
                 self._end = self._tell(first, news[first])
-            elif len(self._codes) == len(self._ranks):
+            elif self._end is None and len(self._codes) == len(self._ranks):
                 self._end = WorkersEnd(kind=FINISHED, exit_code=0, reason="finished")
             if self._end is not None and not self.pids():
                 self._close_tee()
@@ -69,6 +87,7 @@ class RankProcesses:
     def stop(self, grace_s: float, kept: Collection[int]) -> list[int]:
         """See `Workers.stop`. `kept`: processes that are not the ranks'; they and what is below them go on."""
         left = stop_processes(self.pids().values(), grace_s, kept)
+        self._store = self._store if self._store in kept else None
         self._reap()
         self._close_tee()
         self._end = self._end or WorkersEnd(kind=FAILED, exit_code=128 + signal.SIGTERM, reason="stopped")
@@ -87,6 +106,19 @@ class RankProcesses:
                 news[local_rank] = shell_code(status)
         self._codes.update(news)
         return news
+
+    def _look_at_store(self) -> None:
+        if self._store is None:
+            return
+        with contextlib.suppress(ChildProcessError):
+            found, status = os.waitpid(self._store, os.WNOHANG)
+            if found:
+                self._store = None
+                code = shell_code(status)
+                lost = WorkersEnd(
+                    kind=START_FAILED, exit_code=1, reason=f"the ranks' store ended with {describe_code(code)}"
+                )
+                self._end = port_taken(self._place) if code == EXIT_PORT_TAKEN else lost
 
     def _tell(self, local_rank: int, code: int) -> WorkersEnd:
         rank = self._ranks[local_rank]

@@ -48,6 +48,8 @@ class WarmWorkers:
     def start(self, place: Place, program: Program, environment: Mapping[str, str]) -> None:
         """Fork every rank, as soon as torch is imported."""
         self._program, self._environment = program, environment
+        if self._processes is not None:
+            self._processes.end_store()
         plan = plan_start(self._setting, place, program, environment)
         self._processes, self._waiting = plan.processes, plan.ranks
         if not plan.ranks:
@@ -56,7 +58,7 @@ class WarmWorkers:
         if self._zygote is None:
             self._start_direct()
             return
-        self._zygote.fork(plan.ranks)
+        self._zygote.fork(plan.ranks, place.master_port if place.rank == 0 else None)
         if self._zygote.is_ready:
             self._listen(_FORK_LIMIT_S)
 
@@ -70,8 +72,9 @@ class WarmWorkers:
         return self._processes.pids() if self._processes is not None else {}
 
     def kept(self) -> frozenset[int]:
-        """The prepared interpreter."""
-        return frozenset() if self._zygote is None else frozenset({self._zygote.pid})
+        """The prepared interpreter, and the store of ranks of which only others may still run."""
+        own = frozenset() if self._zygote is None else frozenset({self._zygote.pid})
+        return own if self._processes is None else own | self._processes.store()
 
     def stop(self, grace_s: float) -> list[int]:
         """See `Workers`; the prepared interpreter stays."""
@@ -85,6 +88,8 @@ class WarmWorkers:
     def close(self) -> None:
         """End the ranks and the prepared interpreter."""
         self._end_zygote()
+        if self._processes is not None:
+            self._processes.end_store()
         self.stop(0.0)
 
     def _look_after(self, environment: Mapping[str, str]) -> None:
@@ -114,7 +119,8 @@ class WarmWorkers:
         if message["type"] == "started":
             self._waiting = []
             if self._processes is not None:
-                self._processes.add({int(local_rank): pid for local_rank, pid in message["pids"].items()})
+                pids = {int(local_rank): pid for local_rank, pid in message["pids"].items()}
+                self._processes.add(pids, message["store"])
         elif message["type"] == "failed":
             self._waiting = []
             if self._processes is not None:

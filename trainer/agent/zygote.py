@@ -47,8 +47,8 @@ class Zygote:
         """Its process."""
         return self._process.pid
 
-    def fork(self, ranks: Sequence[RankStart]) -> None:
-        """Ask for these ranks; it answers "started" or "failed", or it ends."""
+    def fork(self, ranks: Sequence[RankStart], store_port: int | None) -> None:
+        """Ask for these ranks, and the store that all ranks meet at; it answers "started" or "failed", or it ends."""
         jobs = [
             {
                 "local_rank": rank.local_rank,
@@ -59,7 +59,7 @@ class Zygote:
             }
             for rank in ranks
         ]
-        self._unsent = json.dumps({"type": "start", "ranks": jobs}).encode() + b"\n"
+        self._unsent = json.dumps({"type": "start", "store_port": store_port, "ranks": jobs}).encode() + b"\n"
         self._send()
 
     def read(self, wait_s: float = 0.0) -> list[Message]:
