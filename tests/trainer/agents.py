@@ -41,6 +41,7 @@ class Commander:
         write_json(self.dir / "attempt.json", AttemptSpec(run="r", attempt=attempt, **values))
         self.server = BeatServer(secret="s3cret", nodes=frozenset({"n1"}), host="127.0.0.1")
         self.heard: list[BeatEvent] = []
+        self._has_left = False
         self.agents: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -62,9 +63,9 @@ class Commander:
         self.agents.append(agent)
         return agent.pid
 
-    def order(self, kind: str, **values: Any) -> None:
+    def order(self, order: str, /, **values: Any) -> None:
         """Send one order."""
-        self.server.send("n1", {"type": kind, **values})
+        self.server.send("n1", {"type": order, **values})
 
     def go(self, launch: int, **values: Any) -> None:
         """Tell the node to train."""
@@ -123,16 +124,22 @@ class Commander:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
         return False
 
+    def leave(self) -> None:
+        """Be no launcher any more."""
+        if not self._has_left:
+            self._has_left = True
+            self.server.close()
+
     def close(self) -> None:
         """End the agents."""
         for agent in self.agents:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(agent.pid, signal.SIGCONT)
         stop = time.monotonic() + 3
-        while any(agent.poll() is None for agent in self.agents) and time.monotonic() < stop:
+        while not self._has_left and self.server.is_connected("n1") and time.monotonic() < stop:
             self.order("bye")
             self.poll()
-        self.server.close()
+        self.leave()
         for agent in self.agents:
             if agent.poll() is None:
                 agent.kill()
@@ -140,7 +147,7 @@ class Commander:
 
 
 @contextlib.contextmanager
-def commanding(folder: Path, program: str = WAITING, **spec: Any) -> Iterator[Commander]:
+def commanding(folder: Path, program: str = WAITING, /, **spec: Any) -> Iterator[Commander]:
     """A launcher to be played, and one agent that has started."""
     commander = Commander(folder, program, **spec)
     try:

@@ -331,7 +331,8 @@ class NodeAgent:
             self._state = "stopping"
             left = self._training.stop(float(order.get("grace_s", self._spec.stop_grace_s)))
             self._renew_port()
-        self._state = "ready"
+        if self._state != "checking":
+            self._state = "ready"
         self._news.tell({"type": "stopped", "launch": launch, "port": self._port(), "left": left})
         self._training.prepare()
 

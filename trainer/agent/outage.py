@@ -26,7 +26,7 @@ STOP_S = 0.25  # SIGKILL of this node's ranks
 SHORTEST_S = 1.0  # a busy machine needs that much
 LAUNCHER_SILENT_S = 10.0  # stopped for a while is no loss; below the 15 s in which the service replaces a batch host
 RECONNECT_S = 60.0  # a cable that comes back by then yields a node that can be used again
-REFUSED_S = 5.0  # its host lives and nobody listens there: the launcher is gone for good
+REFUSED_S = 3.0  # its host lives and nobody listens there: the launcher is gone for good
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 

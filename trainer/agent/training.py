@@ -20,6 +20,7 @@ from trainer.agent.surroundings import (
 )
 from trainer.agent.worker_start import create_workers
 from trainer.agent.workers import WorkersEnd
+from trainer.container import IMAGE_PYTHON
 from trainer.contract import AttemptSpec, RunPaths
 from trainer.descendants import signal_ranks
 
@@ -78,7 +79,8 @@ class Training:
     def start(self, place: Place) -> None:
         """Start this node's ranks. What goes wrong is told by `look`."""
         if place.rank == 0 and self.place is None:
-            self._say(self._describe_settings(place))
+            for line in self._describe_settings(place):
+                self._say(line)
         self.place, self.is_running, self._watched = place, True, frozenset()
         self._untold, self._told = set(self._requests), {count: set() for count in self._requests}  # new processes
         self._desk.begin(place.launch)
@@ -87,12 +89,13 @@ class Training:
         self._watch()
 
     def _program(self, place: Place) -> Program:
-        return choose_program(fill_command(self._spec, self._run_dir, place), sys.executable)
+        python = IMAGE_PYTHON if self._spec.command_prefix else sys.executable
+        return choose_program(fill_command(self._spec, self._run_dir, place), python)
 
-    def _describe_settings(self, place: Place) -> str:
+    def _describe_settings(self, place: Place) -> tuple[str, ...]:
         wanted = wanted_environment(self._spec, self._given)
         ours = choose_nccl_settings(self._spec, self._run_dir, wanted, launch=place.launch, socket=self._desk.path)
-        return nccl.tell_settings(ours, wanted)
+        return nccl.tell_settings(ours, wanted), *nccl.check_environment({**ours, **wanted})
 
     def environment(self, place: Place) -> dict[str, str]:
         """What the ranks of one start find in their environment, apart from what tells one from another."""
