@@ -82,6 +82,20 @@ class CheckpointView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlightView:
+    """What the Flight Recorder dumps of one start of the training tell (trainer.flight)."""
+
+    launch: int
+    kind: str  # of trainer.flight.analyse.KINDS
+    sentence: str
+    confidence: str  # "high", "medium" or "low"
+    ranks: tuple[int, ...] = ()  # to look at
+    nodes: tuple[str, ...] = ()  # that these ran on, where that is known
+    is_program_fault: bool = False  # the ranks call different things
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """What the run directory says of one run and its newest attempt. Missing files are None."""
 
@@ -96,6 +110,7 @@ class RunView:
     divergence: Divergence | None = None  # the training's finding that its loss went wrong
     node_reports: tuple[NodeReport, ...] = ()  # read once the attempt has ended
     log_tail: str = ""  # end of the job's log, read once the attempt has ended
+    flight: FlightView | None = None  # what the Flight Recorder dumps of the last start tell, read at the end too
     checkpoints: tuple[CheckpointView, ...] = ()
     unknown_checkpoints: tuple[tuple[int, int], ...] = ()  # (step, attempt): there, but could not be looked at
     leased: tuple[str, ...] = ()  # folder names of checkpoints that this attempt reads or copies now

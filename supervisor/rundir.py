@@ -217,6 +217,7 @@ class RunDirReader:
             divergence=findings.divergence,
             node_reports=findings.node_reports,
             log_tail=findings.log_tail,
+            flight=findings.flight,
             checkpoints=findings.checkpoints,
             unknown_checkpoints=findings.unknown_checkpoints,
             leased=findings.leased,

@@ -24,10 +24,12 @@ import msgspec
 import xxhash
 
 from supervisor.child import Wire, serve
+from supervisor.flightread import read_last_start
 from supervisor.jobfiles import NotAFile, list_folder, open_folder, open_own_folder, open_parent, read_bounded, read_end
 from supervisor.layouts.survey import NoFolder, Survey
 from supervisor.logsteps import LogSteps, find_step
 from supervisor.model import UNFINISHED_MARKERS, CheckpointView, LogFile
+from supervisor.observed import FlightView
 from trainer import contract
 from trainer.contract import (
     MANIFEST_NAME,
@@ -109,6 +111,7 @@ class Findings:
     divergence: Divergence | None = None
     node_reports: tuple[NodeReport, ...] = ()
     log_tail: str = ""
+    flight: FlightView | None = None
     checkpoints: tuple[CheckpointView, ...] = ()
     unknown_checkpoints: tuple[Key, ...] = ()
     leased: tuple[str, ...] = ()
@@ -255,7 +258,17 @@ def _add_last_words(findings: Findings, paths: RunPaths, attempt: int, notes: No
         findings,
         outcome=outcome,
         node_reports=_read_node_reports(paths, attempt, notes),
+        flight=_read_flight(findings, paths, attempt, notes),
     )
+
+
+def _read_flight(findings: Findings, paths: RunPaths, attempt: int, notes: Notes) -> FlightView | None:
+    launch = findings.exit.launches - 1 if findings.exit is not None else None
+    try:
+        return read_last_start(paths.run_dir, attempt, launch)
+    except OSError as error:
+        notes.add(paths.evidence(attempt, 0).parent, error.strerror)
+    return None
 
 
 def _read_record(kind: type[T], path: Path, max_bytes: int, attempt: int, notes: Notes) -> tuple[T | None, Content]:

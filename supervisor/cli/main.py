@@ -40,6 +40,7 @@ _COMMANDS: Mapping[str, str] = {
     "drill": "supervisor.cli.drill:drill",
     "plan": "supervisor.cli.plan:plan",
     "verify": "supervisor.cli.verify:verify",
+    "flight-recorder": "supervisor.cli.flight:flight_recorder",
     "daemon": "supervisor.cli.daemon:daemon",
     "doctor": "supervisor.cli.doctor:doctor",
     "sandbox": "supervisor.cli.sandbox:sandbox",

@@ -73,7 +73,7 @@ def _tell_mismatch(stuck: Stuck) -> str:
     at = stuck.differing_at if stuck.differing_at is not None else stuck.seq
     by_what: dict[str, list[int]] = {}
     for rank, call in sorted(stuck.different.items()):
-        place = _place(call)
+        place = call_place(call)
         by_what.setdefault(describe(call) + (f" ({place})" if place else ""), []).append(rank)
     told = "; ".join(f"{name_ranks(ranks)} {what}" for what, ranks in list(by_what.items())[:6])
     return f"the ranks disagree on collective #{at} of {stuck.group}: {told}"
@@ -90,7 +90,7 @@ def _since(stuck: Stuck) -> str:
     if stuck.first_ns is None or stuck.first is None:
         return ""
     at = datetime.fromtimestamp(stuck.first_ns / 1e9, UTC) if stuck.first_ns < 2**62 else None
-    place = _place(stuck.calls[stuck.first]) if stuck.first in stuck.calls else ""
+    place = call_place(stuck.calls[stuck.first]) if stuck.first in stuck.calls else ""
     where = f" at {place}" if place else ""
     return f" since {at:%H:%M:%S} UTC (rank {stuck.first} first{where})" if at is not None else ""
 
@@ -102,13 +102,13 @@ def _last(culprits: tuple[int, ...], dumps: Mapping[int, Dump]) -> str:
         return ""
     last = max(entries, key=lambda e: (e.created_ns or 0, e.record))
     call = Call(seq=last.seq, is_p2p=last.is_p2p, entries=(last,), is_over=last.is_over, state=last.state)
-    place = _place(call)
+    place = call_place(call)
     return f"; rank {culprits[0]} last called {call.op} #{last.seq} of group {last.group}" + (
         f" at {place}" if place else ""
     )
 
 
-def _place(call: Call) -> str:
+def call_place(call: Call) -> str:
     """Where the user's program called it: the innermost frame that is no library's."""
     for frame in call.first.frames:
         path = frame.rpartition(" ")[0]
