@@ -1,6 +1,6 @@
 """Which rank the others wait for: from the Flight Recorder's dumps and the stacks that the nodes have collected.
 
-A rank that is behind in its steps, or whose process is stopped, is named without them (trainer.launching.hangs). Where
+A rank that is behind in its steps, or whose process is stopped, is named without them (trainer.launching.quiet). Where
 all have done the same steps, the Flight Recorder knows who has not joined a collective; without it, the rank whose
 main thread stands somewhere else while the others stand in a collective is the one.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.flight.analyse import HIGH, Finding, analyse_folder
-from trainer.launching.hangs import Hang
+from trainer.launching.quiet import Hang
 
 MAX_STACKS = 4096  # ranks
 MAX_STACK_BYTES = 256 * 1024  # the main thread stands at the front
