@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,53 +30,59 @@ def node(tmp_path: Path) -> Iterator[Commander]:
         yield node
 
 
-def test_a_cut_node_stops_its_ranks_leaves_word_and_can_be_used_again(node: Commander) -> None:
-    rank = node.begin(0)
-    cut_at = time.monotonic()
-    node.order("drill", id="d1", kind="network", for_s=2.2)
-    node.await_said("drilled", id="d1", ok=True)
-    node.until(lambda: not node.is_alive(rank))
-    assert 1.0 < time.monotonic() - cut_at < 2.2  # before it could be replaced, and while nobody could tell it to
-    word = parse(CutOff, node.until(lambda: _read(node.paths.cut_off(1, "n1"))))
-    assert (word.node, word.boot_id) == ("n1", node.said("hello")[-1]["boot_id"])
-    back = node.until(lambda: next((m for m in node.said("hello") if m["cut_s"] > 0), None))
-    assert back["agent"] == node.said("hello")[0]["agent"]
-    assert "no word from the launcher" in node.await_said("ended", launch=0)["reason"]
-    node.order("stop", launch=0, grace_s=0.0, reason="it was given up")
-    node.await_said("stopped", launch=0)
-    node.order("check", launch=1)
-    node.await_said("checked", launch=1)
-    node.go(1)
-    assert node.up(1)
-    assert len(node.agents) == 1
+def play_a_cut(folder: Path) -> None:
+    with commanding(folder, **QUICK) as node:
+        node.start_agent()
+        rank = node.begin(0)
+        cut_at = time.monotonic()
+        node.order("drill", id="d1", kind="network", for_s=2.2)
+        node.await_said("drilled", id="d1", ok=True)
+        node.until(lambda: not node.is_alive(rank))
+        assert 1.0 < time.monotonic() - cut_at < 2.2  # before it could be replaced, and while nobody could tell it to
+        word = parse(CutOff, node.until(lambda: _read(node.paths.cut_off(1, "n1"))))
+        assert (word.node, word.boot_id) == ("n1", node.said("hello")[-1]["boot_id"])
+        back = node.until(lambda: next((m for m in node.said("hello") if m["cut_s"] > 0), None))
+        assert back["agent"] == node.said("hello")[0]["agent"]
+        assert "no word from the launcher" in node.await_said("ended", launch=0)["reason"]
+        node.order("stop", launch=0, grace_s=0.0, reason="it was given up")
+        node.await_said("stopped", launch=0)
+        node.order("check", launch=1)
+        node.await_said("checked", launch=1)
+        node.go(1)
+        assert node.up(1)
+        assert len(node.agents) == 1
 
 
 def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def test_a_launcher_that_stands_still_for_five_seconds_costs_nothing(node: Commander) -> None:
+def play_a_still_launcher(folder: Path) -> None:
     """Its kernel acknowledges what it does not read: nobody else can have been told to train."""
-    rank = node.begin(0)
-    hellos = len(node.said("hello"))
-    time.sleep(5.0)  # nobody polls: as a launcher under SIGSTOP
-    assert node.is_alive(rank)
-    node.order("evidence", launch=0, dir=str(node.paths.evidence(1, 0)))
-    node.await_said("evidence", launch=0)
-    assert node.said("ended") == []
-    assert len(node.said("hello")) == hellos
+    with commanding(folder, **QUICK) as node:
+        node.start_agent()
+        rank = node.begin(0)
+        hellos = len(node.said("hello"))
+        time.sleep(5.0)  # nobody polls: as a launcher under SIGSTOP
+        assert node.is_alive(rank)
+        node.order("evidence", launch=0, dir=str(node.paths.evidence(1, 0)))
+        node.await_said("evidence", launch=0)
+        assert node.said("ended") == []
+        assert len(node.said("hello")) == hellos
 
 
-def test_a_frozen_agent_that_wakes_goes_on_with_its_ranks(node: Commander) -> None:
-    rank = node.begin(0)
-    os.kill(node.agents[0].pid, signal.SIGSTOP)
-    node.listen(2.0)
-    hellos = len(node.said("hello"))
-    os.kill(node.agents[0].pid, signal.SIGCONT)
-    node.until(lambda: len(node.said("hello")) > hellos)  # what stood in the old connection proves nothing
-    node.listen(1.0)
-    assert node.is_alive(rank)
-    assert node.said("ended") == []
+def play_a_frozen_agent(folder: Path) -> None:
+    with commanding(folder, **QUICK) as node:
+        node.start_agent()
+        rank = node.begin(0)
+        os.kill(node.agents[0].pid, signal.SIGSTOP)
+        node.listen(2.0)
+        hellos = len(node.said("hello"))
+        os.kill(node.agents[0].pid, signal.SIGCONT)
+        node.until(lambda: len(node.said("hello")) > hellos)  # what stood in the old connection proves nothing
+        node.listen(1.0)
+        assert node.is_alive(rank)
+        assert node.said("ended") == []
 
 
 BUSY = """
@@ -133,19 +140,21 @@ def test_the_offset_of_a_nodes_clock_is_known(node: Commander) -> None:
     assert offset.error_s < 0.5
 
 
-def test_a_node_whose_launcher_is_gone_for_good_ends(node: Commander) -> None:
-    rank = node.begin(0)
-    node.leave()
-    deadline = time.monotonic() + 20
-    while node.is_alive(rank) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not node.is_alive(rank)
-    assert node.agents[0].wait(20) == 143
+def play_a_gone_launcher(folder: Path) -> None:
+    with commanding(folder, **QUICK) as node:
+        node.start_agent()
+        rank = node.begin(0)
+        node.leave()
+        deadline = time.monotonic() + 20
+        while node.is_alive(rank) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not node.is_alive(rank)
+        assert node.agents[0].wait(20) == 143
 
 
-def test_a_hanging_file_system_does_not_keep_ranks_alive(tmp_path: Path) -> None:
+def play_a_hanging_file_system(folder: Path) -> None:
     """Every write to the shared file system hangs from now on; the ranks are stopped all the same."""
-    program = tmp_path / "hanging.py"
+    program = folder / "hanging.py"
     program.write_text(
         """
 import sys, time
@@ -154,7 +163,7 @@ contract.write_json = lambda *_: time.sleep(99)
 sys.exit(node.main(sys.argv[1:2]))
 """
     )
-    with commanding(tmp_path, **QUICK) as node:
+    with commanding(folder, **QUICK) as node:
         node.start_agent(command=(str(program),))
         rank = node.begin(0)
         node.order("drill", id="d", kind="network", for_s=2.0)
@@ -182,8 +191,8 @@ def test_a_drill_on_a_node_that_trains_nothing_is_refused(node: Commander) -> No
     assert node.await_said("drilled", id="d1")["ok"] is False
 
 
-def test_a_node_without_power_is_silent_at_once_and_gone_in_the_end(tmp_path: Path) -> None:
-    with commanding(tmp_path, **QUICK, liveness_timeout_s=0.7) as node:
+def play_a_power_cut(folder: Path) -> None:
+    with commanding(folder, **QUICK, liveness_timeout_s=0.7) as node:
         node.start_agent()
         rank = node.begin(0)
         node.order("drill", id="d1", kind="node")
@@ -193,6 +202,48 @@ def test_a_node_without_power_is_silent_at_once_and_gone_in_the_end(tmp_path: Pa
         assert time.monotonic() - node.heard[-1].at > 0.5
         node.until(lambda: node.agents[0].poll() is not None)
         assert not node.paths.cut_off(1, "n1").exists()
+
+
+# The scenes that mostly wait are played at the same time.
+SCENES = (
+    play_a_cut,
+    play_a_still_launcher,
+    play_a_frozen_agent,
+    play_a_gone_launcher,
+    play_a_hanging_file_system,
+    play_a_power_cut,
+)
+Outcomes = Mapping[Callable[[Path], None], "Future[None]"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    with ThreadPoolExecutor(len(SCENES)) as pool:
+        return {scene: pool.submit(scene, tmp_path_factory.mktemp("scene")) for scene in SCENES}
+
+
+def test_a_cut_node_stops_its_ranks_leaves_word_and_can_be_used_again(outcomes: Outcomes) -> None:
+    outcomes[play_a_cut].result()
+
+
+def test_a_launcher_that_stands_still_for_five_seconds_costs_nothing(outcomes: Outcomes) -> None:
+    outcomes[play_a_still_launcher].result()
+
+
+def test_a_frozen_agent_that_wakes_goes_on_with_its_ranks(outcomes: Outcomes) -> None:
+    outcomes[play_a_frozen_agent].result()
+
+
+def test_a_node_whose_launcher_is_gone_for_good_ends(outcomes: Outcomes) -> None:
+    outcomes[play_a_gone_launcher].result()
+
+
+def test_a_hanging_file_system_does_not_keep_ranks_alive(outcomes: Outcomes) -> None:
+    outcomes[play_a_hanging_file_system].result()
+
+
+def test_a_node_without_power_is_silent_at_once_and_gone_in_the_end(outcomes: Outcomes) -> None:
+    outcomes[play_a_power_cut].result()
 
 
 def test_a_wrong_token_is_refused_and_the_node_never_trains(tmp_path: Path) -> None:
