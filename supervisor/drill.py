@@ -27,12 +27,12 @@ KINDS: Mapping[str, str] = {
 LOSS_LIMIT = 1e-3  # relative: the same steps from the same state, maybe on other nodes and in another order of sums
 _JUMPS = 5.0  # where no step was done twice, a jump of the loss may be so many usual ones
 
-# What an interruption of each kind may be called. A node that loses its power or its cable looks alike from outside
-# when it can leave no word; whose agent is killed on a real cluster is told apart.
+# What an interruption of each kind may be called: what is seen from outside depends on what the node can still leave
+# behind, and on who answers in its place. A node whose agent lets go of the launcher has a kernel that answers.
 _NAMES: Mapping[str, frozenset[str]] = {
     "node": frozenset({"node_lost", "agent_killed", "node_frozen"}),
     "process": frozenset({"process"}),
-    "network": frozenset({"node_cut_off", "node_lost", "agent_killed"}),
+    "network": frozenset({"node_cut_off", "node_lost", "node_frozen"}),
     "hang": frozenset({"hang"}),
 }
 
@@ -120,7 +120,7 @@ def judge_drill(before: Before, after: After, traces: Traces, *, loss_limit: flo
     checks = [_recovered(before, after)]
     if after.recovered_s is not None:
         checks += [
-            _checkpoint(before, after),
+            _checkpoint(before, after, max([before.step, *traces.before])),
             _judge_loss(traces, after, loss_limit),
             _judge_samples(traces),
             _nodes(before, after),
@@ -154,7 +154,7 @@ def _recovered(before: Before, after: After) -> Check:
     )
 
 
-def _checkpoint(before: Before, after: After) -> Check:
+def _checkpoint(before: Before, after: After, last_step: int) -> Check:
     step = after.resume_step
     if step is None:
         return Check(name="checkpoint", is_ok=False, detail="it is not known what the training began from")
@@ -166,7 +166,7 @@ def _checkpoint(before: Before, after: After) -> Check:
     return Check(
         name="checkpoint",
         is_ok=True,
-        detail=f"began from step {step}, verified; {max(0, before.step - step)} steps were done again",
+        detail=f"began from step {step}, verified; {max(0, last_step - step)} steps were done again",
     )
 
 

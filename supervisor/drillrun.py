@@ -114,12 +114,13 @@ class DrillRun:
     def _await_more(self, before: Before, sight: Sight) -> Sight:
         """Until the ledger has it, and some steps were done beyond the failure; both for a bounded time."""
         began = time.monotonic()
+        reached = max([before.step, *self._trace.seen.get((before.attempt, before.launch), {})])
         while True:
             found = self._new(sight)
             waits_for = []
             if not found or any(i.resumed_at is None for i in found):
                 waits_for += ["the ledger"] if time.monotonic() - began < _LEDGER_S else []
-            if (sight.step or 0) < before.step + _MORE_STEPS and sight.run.state is RunState.ACTIVE:
+            if (sight.step or 0) < reached + _MORE_STEPS and sight.run.state is RunState.ACTIVE:
                 waits_for += ["more steps"] if time.monotonic() - began < _STEPS_S else []
             if not waits_for:
                 return sight

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from slurm.sandbox import Sandbox
 from supervisor.cli.liveness import fetch_liveness
 from supervisor.cli.main import EXIT_BAD_INPUT, EXIT_DAEMON_DOWN, EXIT_FAILED, EXIT_REFUSED, CommandError
 from supervisor.cli.options import config_option, dry_run_option, json_option, start_hint
@@ -30,6 +31,7 @@ _SAY_EVERY_S = 2.0
 @click.option("--at-step", type=click.IntRange(1), help="Not before this step is done; default: now.")
 @click.option("--node", help="Where; default: one that trains and is not the launcher's own.")
 @click.option("--yes", is_flag=True, help="On a real cluster: do not ask.")
+@click.option("--by-agents", is_flag=True, help="On a sandbox: make it as on a real cluster.")
 @click.option(
     "--timeout-s", type=click.FloatRange(1), default=600.0, show_default=True, help="For the recovery, at most."
 )
@@ -46,6 +48,7 @@ def drill(
     at_step: int | None,
     node: str | None,
     yes: bool,
+    by_agents: bool,
     timeout_s: float,
     report: Path | None,
     dry_run: bool,
@@ -66,7 +69,8 @@ def drill(
     say = _Say(is_quiet=as_json)
     _require_daemon(settings)
     sight = _require_training(settings, run)
-    failure, chosen = _choose(settings, sight, kind, node)
+    sandbox = None if by_agents else find_sandbox(settings.slurm.conf, os.environ)
+    failure, chosen = _choose(settings, sight, kind, node, sandbox)
     failure.check()
     if dry_run:
         _tell_plan(sight, kind, chosen, failure, as_json=as_json)
@@ -135,7 +139,9 @@ def _require_training(settings: Settings, name: str) -> Sight:
     return sight
 
 
-def _choose(settings: Settings, sight: Sight, kind: str, node: str | None) -> tuple[Failure, str]:
+def _choose(
+    settings: Settings, sight: Sight, kind: str, node: str | None, sandbox: Sandbox | None
+) -> tuple[Failure, str]:
     """How the failure is made, and on which node."""
     launch = sight.launch
     assert launch is not None
@@ -150,7 +156,6 @@ def _choose(settings: Settings, sight: Sight, kind: str, node: str | None) -> tu
                 EXIT_REFUSED,
             )
         chosen = launch.host
-    sandbox = find_sandbox(settings.slurm.conf, os.environ)
     name = sight.run.name
     if sandbox is None:
         return plan_by_service(settings.control.socket, name, kind, chosen, start_hint=start_hint()), chosen

@@ -1,8 +1,8 @@
-"""Ranks of a small training on gloo, for slowing some of them down: `-m tests.trainer.slow_ranks DIR RANKS KIND`.
+"""Ranks of a small training on gloo, for slowing some of them down: `-m tests.trainer.slow_ranks DIR RANKS`.
 
-torch is imported once, then each rank is forked. KIND is "ddp" or "fsdp". A step is some work of the processor and
-some sleep. Each rank keeps what it would tell the agent of its node in DIR/rank<r>.json, and its pid; all end when
-the standard input does.
+torch is imported once, then each rank is forked. A step goes through a model with DistributedDataParallel and one with
+FSDP, with some work of the processor and some sleep in each. Each rank keeps what it would tell the agent of its node
+in DIR/rank<r>.json, and its pid; all end when the standard input does.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import threading
 import time
 from pathlib import Path
 
-WORK_S = 0.008  # of processor time
-SLEEP_S = 0.03
+WORK_S = 0.004  # of processor time
+SLEEP_S = 0.015
 
 
 def main() -> None:
-    folder, ranks, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
     import torch  # noqa: F401 - paid for once
 
     pids = []
@@ -28,7 +28,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                train(folder, rank, ranks, kind)
+                train(folder, rank, ranks)
             finally:
                 os._exit(1)
         pids.append(pid)
@@ -37,9 +37,10 @@ def main() -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def train(folder: Path, rank: int, ranks: int, kind: str) -> None:
+def train(folder: Path, rank: int, ranks: int) -> None:
     import torch
     import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
 
     from trainer.contract import ENV_NODE_SOCKET
     from trainer.session.waits import watch_waits
@@ -47,32 +48,24 @@ def train(folder: Path, rank: int, ranks: int, kind: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
-    model = make_model(kind)
-    assert watch_waits(model, TIMES, {ENV_NODE_SOCKET: "somewhere"})
+    layers = [torch.nn.Linear(32, 32) for _ in range(3)]
+    whole = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers[:2]))
+    sharded = layers[2]
+    fully_shard(sharded)
+    models = torch.nn.ModuleList([whole, sharded])
+    assert watch_waits(models, TIMES, {ENV_NODE_SOCKET: "somewhere"})
     threading.Thread(target=tell, args=(folder, rank), daemon=True).start()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(models.parameters(), lr=1e-3)
     step = 0
     while True:
         step += 1
-        loss = model(torch.ones(2, 32)).sum()
-        work()
         optimizer.zero_grad()
-        loss.backward()
+        for model in (whole, sharded):
+            loss = model(torch.ones(2, 32)).sum()
+            work()
+            loss.backward()
         optimizer.step()
         TIMES.step_done(step)
-
-
-def make_model(kind: str):  # type: ignore[no-untyped-def]  # noqa: ANN201 - torch is imported late
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
-    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32))
-    if kind == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(model)
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
-    return model
 
 
 def work() -> None:

@@ -24,6 +24,7 @@ from trainer.contract import AttemptSpec, Straggler
 PARTS = 5  # of a window
 _PARTS_SLOW = 4  # of them
 _STEP_SHARE = 0.1  # of the step time that the slow rank costs, at least
+_JUDGE_EVERY_S = 1.0
 _STALE_S = 15.0  # a rank that has told nothing for so long is judged by others (hangs, liveness)
 _ENDS_AT = 0.5  # a straggler is one until its excess is below this share of the limit's
 
@@ -218,6 +219,7 @@ class StragglerWatch:
         self._found: tuple[Straggler, ...] = ()
         self._since: dict[str, int] = {}  # node to the step at which it was found
         self._judged_step = -1
+        self._looked_at = -math.inf
 
     def begin(self, now: float, nodes: Mapping[int, str]) -> None:  # noqa: ARG002 - the launcher's watches are called alike
         """A start of the training with these ranks on these nodes; what was told before is forgotten."""
@@ -238,6 +240,9 @@ class StragglerWatch:
         """Who is slow now. The same as before while there is nothing newer, or a rank has gone silent."""
         if self._policy.ratio <= 1 or not self._tracks:
             return ()
+        if now - self._looked_at < _JUDGE_EVERY_S:
+            return self._found
+        self._looked_at = now
         if any(now - track.heard_at > _STALE_S for track in self._tracks.values()):
             return self._found
         end = min(track.told[-1].step for track in self._tracks.values())

@@ -2,7 +2,7 @@
 
 On CPUs (gloo) the waits are in the thread that trains: in `Work.wait`, which torch.distributed, FSDP and the ranks'
 own talk go through, and at the end of a backward pass, where DistributedDataParallel waits inside C++ from the last
-gradient on. Which parameter's gradient comes last is learnt in the first passes; after that one hook is left.
+gradient on. Which parameters' gradients come last is learnt in the first passes; after that their hooks are left.
 
 On GPUs the thread that trains only hands kernels over; there the Flight Recorder's durations are read, where NCCL
 records them (TORCH_NCCL_ENABLE_TIMING).
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from trainer.contract import ENV_NODE_SOCKET
 from trainer.steptime import TIMES, FlightLook, StepTimes
 
-LEARN_PASSES = 3
+LEARN_PASSES = 6  # several, for a step of more than one
 _MAX_FLIGHT_BYTES = 64 * 1024 * 1024
 
 
@@ -70,6 +70,7 @@ class _Tail:
         self._times = times
         self._passes = 0
         self._newest = -1
+        self._lasts: set[int] = set()
         self._last_at = self._waited_s = 0.0
         self._is_queued = False
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -81,12 +82,15 @@ class _Tail:
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def note(_: torch.Tensor) -> None:
             self._newest = index
-            self._last_at, self._waited_s = time.perf_counter(), self._times.waited_s
+            self._mark()
             if not self._is_queued or self._passes >= LEARN_PASSES:  # a pass that failed has left it queued
                 self._is_queued = True
                 _at_end(self._before_end)
 
         return note
+
+    def _mark(self) -> None:
+        self._last_at, self._waited_s = time.perf_counter(), self._times.waited_s
 
     def _before_end(self) -> None:
         _at_end(self._end)  # once more: DistributedDataParallel's own wait at the end was queued after the first
@@ -95,14 +99,16 @@ class _Tail:
         self._is_queued = False
         tail_s = time.perf_counter() - self._last_at
         self._times.waited(max(0.0, tail_s - (self._times.waited_s - self._waited_s)))
+        self._mark()  # of two hooks in one pass, each asks for an end
         if self._passes < LEARN_PASSES:
             self._passes += 1
+            self._lasts.add(self._newest)
             if self._passes == LEARN_PASSES:
-                self._keep_last()
+                self._keep_lasts()
 
-    def _keep_last(self) -> None:
+    def _keep_lasts(self) -> None:
         for index, handle in enumerate(self._handles):
-            if index != self._newest:
+            if index not in self._lasts:
                 handle.remove()
 
 
