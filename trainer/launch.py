@@ -1,10 +1,10 @@
-"""On the batch host: starts the training step on chosen nodes, notices a silent node, says how the step ended.
+"""On the batch host: starts the training on chosen nodes, and again on others when something breaks.
 
 `python -m trainer.launch ATTEMPT_DIR`, exec'ed by the batch script, so that its exit code is the job's. Every node
-of the allocation runs its start checks; the first healthy ones train, the others are spares. The launcher reports
-what it sees; a silent node is the service's to act upon, and only if nobody does so does the launcher end the step.
-Standard library only, monotonic clock only; a file system that hangs must not stop the beats, so files are written
-by a thread of their own.
+of the allocation runs its start checks; the first healthy ones train, the others are spares. When a rank dies or hangs,
+or a node is lost, the training is started again in the same allocation, on nodes that are sound, from the newest
+verified checkpoint; what can't be done here is left to the service, and the exit record says what. Monotonic clock
+only; a file system that hangs must not stop the beats, so files are read and written by threads of their own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import contextlib
 import os
 import resource
 import shutil
+import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainer import contract
 from trainer.contract import AttemptSpec, ContractError, ExitRecord
+from trainer.launching.claim import AlreadyLaunched, own_claim, take_claim
 from trainer.launching.launcher import Launcher
 from trainer.launching.limits import POLL_S, Limits
+from trainer.launching.ports import Address, PortWatch, fetch_addresses
 from trainer.step import find_nodes, find_own_address
 from trainer.verdict import EXIT_MISCONFIGURED
 
@@ -39,8 +42,12 @@ def main(
     agent: Sequence[str] = _AGENT,
     limits: Limits | None = None,
     promotion_limit_s: float = PROMOTION_LIMIT_S,
+    addresses: Callable[[Sequence[str]], Mapping[str, Address]] = fetch_addresses,
 ) -> int:
-    """Run one attempt on this job's nodes. `agent`: what stands for trainer.node, in tests."""
+    """Run one attempt on this job's nodes.
+
+    In tests `agent` stands for trainer.node, and `addresses` for what Slurm says of its slurmds.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) != 1:
         print("usage: python -m trainer.launch ATTEMPT_DIR", file=sys.stderr)
@@ -48,10 +55,14 @@ def main(
     attempt_dir = Path(arguments[0]).absolute()
     job_id = os.environ.get("SLURM_JOB_ID", "")
     try:
+        _claim(attempt_dir, _job_number(job_id))
         nodes = _find_step_nodes(_read_spec(attempt_dir), os.environ)
         spec = _await_promotion(attempt_dir, promotion_limit_s)
         if spec is None:
             return _give_nodes_back(attempt_dir, _job_number(job_id), promotion_limit_s)
+    except AlreadyLaunched as error:  # the files are the other one's: nothing is written
+        print(f"trainer.launch: {error}", file=sys.stderr, flush=True)
+        return contract.EXIT_ALREADY_LAUNCHED
     except (OSError, ContractError) as error:
         return _refuse(attempt_dir, _job_number(job_id), str(error))
     own_node = os.environ.get("SLURMD_NODENAME") or nodes[0]
@@ -66,8 +77,16 @@ def main(
         environment=os.environ,
         agent=agent,
         limits=limits or Limits(),
+        ports=PortWatch(nodes, limit_s=min(1.0, spec.suspect_after_s / 4), fetch=addresses),
     )
     return launcher.run()
+
+
+def _claim(attempt_dir: Path, job_id: int) -> None:
+    spec = _read_spec(attempt_dir)
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    restarts = _job_number(os.environ.get("SLURM_RESTART_COUNT", ""))
+    take_claim(attempt_dir, own_claim(spec.attempt, host, job_id, restarts))
 
 
 def _read_spec(attempt_dir: Path) -> AttemptSpec:

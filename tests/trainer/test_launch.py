@@ -7,129 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from trainer.contract import (
-    AttemptSpec,
-    ExitRecord,
-    LaunchReport,
-    NodeReport,
-    Outcome,
-    RunPaths,
-    parse,
-    write_json,
-)
+from tests.trainer.attempts import ROOT, SLEEP, Attempt, attempt, environment_of, eventually
+from trainer.contract import AttemptSpec, NodeReport, Outcome, parse, write_json
 
-RIG = Path(__file__).with_name("launch_rig")
-ROOT = Path(__file__).parents[2]
-DEADLINE_S = 20.0
-
-SLEEP = """
-import os, pathlib, time
-pathlib.Path(os.environ['RIG_DIR'], 'up.' + os.environ['RANK']).touch()
-time.sleep(99)
-"""
-
-
-def eventually(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> bool:
-    until = time.monotonic() + deadline_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-class Attempt:
-    """One attempt that is launched on nodes n1, n2, ..."""
-
-    def __init__(self, directory: Path) -> None:
-        self.rig = directory
-        self.paths = RunPaths(directory / "run")
-        self.dir = self.paths.attempt_dir(1)
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(
-        self,
-        program: str,
-        *,
-        nodes: int,
-        allocated: int | None = None,
-        absent: str = "",
-        path: str = "",
-        launcher: tuple[str, ...] = (str(RIG / "launch.py"),),
-        **spec: Any,
-    ) -> None:
-        script = self.rig / "train.py"
-        script.write_text(program)
-        values = {"command": (str(script),), "beat_interval_s": 0.1, "in_job": False, **spec}
-        write_json(self.dir / "attempt.json", AttemptSpec(run="r", attempt=1, nodes=nodes, **values))
-        environment: Mapping[str, str] = {
-            **os.environ,
-            "PATH": path or f"{RIG}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "SLURM_JOB_NODELIST": f"n[1-{allocated or nodes}]",
-            "SLURM_JOB_ID": "7",
-            "SLURMD_NODENAME": "n1",
-            "RIG_DIR": str(self.rig),
-            "RIG_ABSENT": absent,
-        }
-        self.process = subprocess.Popen([sys.executable, *launcher, str(self.dir)], env=environment)
-
-    def end(self) -> ExitRecord:
-        assert self.process is not None
-        code = self.process.wait(DEADLINE_S)
-        record = parse(ExitRecord, self.paths.exit_record(1).read_bytes())
-        assert record.exit_code == code
-        return record
-
-    def report(self) -> LaunchReport | None:
-        try:
-            return parse(LaunchReport, self.paths.launch_report(1).read_bytes())
-        except FileNotFoundError:
-            return None
-
-    def silent(self) -> tuple[str, ...]:
-        report = self.report()
-        return report.silent if report else ()
-
-    def agent_pid(self, node: str) -> int:
-        return int((self.rig / f"{node}.pid").read_text())
-
-    def is_up(self, *ranks: int) -> bool:
-        return all((self.rig / f"up.{rank}").exists() for rank in ranks)
-
-    def processes(self) -> list[int]:
-        """Everything alive that this attempt's launcher or nodes started."""
-        marker = f"RIG_DIR={self.rig}".encode()
-        return [pid for pid in _all_pids() if marker in _environment_of(pid)]
-
-
-def _all_pids() -> list[int]:
-    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdecimal()]
-
-
-def _environment_of(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()  # a zombie's is empty
-    except OSError:
-        return b""
-
-
-@pytest.fixture
-def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    attempt = Attempt(tmp_path)
-    yield attempt
-    (tmp_path / "end").touch()
-    for pid in attempt.processes():
-        os.kill(pid, signal.SIGKILL)
-    if attempt.process is not None:
-        attempt.process.wait(DEADLINE_S)
+__all__ = ["attempt"]
 
 
 def test_a_training_that_finishes_everywhere_ends_with_zero(attempt: Attempt) -> None:
@@ -316,7 +202,7 @@ def test_a_step_that_cannot_be_created_ends_with_sruns_words(attempt: Attempt, t
 
 
 def _is_worker(pid: int) -> bool:
-    return b"\0LOCAL_RANK=" in _environment_of(pid)
+    return b"\0LOCAL_RANK=" in environment_of(pid)
 
 
 def test_a_request_to_save_reaches_the_workers_only(attempt: Attempt) -> None:
@@ -443,9 +329,7 @@ def test_an_unreadable_specification_is_refused_with_its_reason(attempt: Attempt
 
 
 def test_a_missing_python_of_the_training_is_told_and_not_retried(attempt: Attempt) -> None:
-    attempt.start(
-        "", nodes=1, in_job=True, command=("/no/such/python", "x.py"), launcher=("-m", "trainer.launch")
-    )
+    attempt.start("", nodes=1, in_job=True, command=("/no/such/python", "x.py"), launcher=("-m", "trainer.launch"))
     record = attempt.end()
     assert record.exit_code == 127
     assert "/no/such/python" in record.reason

@@ -42,6 +42,7 @@ from trainer.verdict import (
     judge_ends,
 )
 
+LOSS_EVENTS = {"node_lost": "node.lost", "node_frozen": "node.frozen", "agent_killed": "agent.killed"}
 OUTCOME_LIMIT_S = 1.0  # for the file system to say how the training says that it ended
 MANY_NODES = 32  # from so many on their beats are taken in batches
 BATCH_S = 0.02
@@ -62,7 +63,7 @@ class Launcher:
         environment: Mapping[str, str],
         agent: Sequence[str],
         limits: Limits,
-        ports: PortWatch | None = None,
+        ports: PortWatch,
     ) -> None:
         self._spec = spec
         self._attempt_dir = attempt_dir
@@ -79,7 +80,7 @@ class Launcher:
             agent=(*agent, str(attempt_dir)),
             limits=limits,
             clock=self._clock,
-            ports=ports or PortWatch(nodes, limit_s=min(1.0, spec.suspect_after_s / 4)),
+            ports=ports,
         )
         self._nodes = self._fleet.nodes
         self._writer = Writer(attempt_dir)
@@ -420,7 +421,7 @@ class Launcher:
     def _look_for_losses(self) -> None:
         training = self._training
         for loss in self._fleet.find_losses():
-            self._note(f"node.{loss.kind}", loss.node)
+            self._note(LOSS_EVENTS[loss.kind], loss.node)
             finding = finding_of(loss, EXIT_NODE_SILENT)
             if self._recovery is not None and training is not None and loss.node in training.nodes:
                 self._recovery.interruption.add(finding, instead=self._recovery.finding.is_weak)
@@ -636,6 +637,7 @@ class Launcher:
                 name
                 for name, node in self._nodes.items()
                 if node.end is None and node.connected_at is not None and not self._is_gone(name)
+                if self._training is None or node.stopped_for < self._training.launch
             ]
             if not open_nodes:
                 return
