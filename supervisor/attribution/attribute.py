@@ -9,6 +9,7 @@ from dataclasses import replace
 from slurm.pending import explain_start_failure
 from slurm.types import JobRecord, JobState
 from supervisor.attribution.exits import read_exit
+from supervisor.attribution.flight import read_flight
 from supervisor.attribution.signs import Sign, Weight, find_signs
 from supervisor.attribution.torchrun import parse_failures
 from supervisor.model import Cause, RunView
@@ -23,7 +24,7 @@ def attribute(view: RunView, job: JobRecord | None) -> Cause:
     """One cause with its evidence, best first; kind "unknown" when nothing says anything."""
     if view.divergence is not None:
         return _read_divergence(view.divergence)
-    signs = _name_nodes(_translate_hosts(_gather(view, job), view, job))
+    signs = _tell_rendezvous(_name_nodes(_translate_hosts(_gather(view, job), view, job)))
     if not signs:
         return Cause(kind="unknown", sentence=_last_resort(view, job))
     ranked = _rank(signs, view)
@@ -53,6 +54,7 @@ def _gather(view: RunView, job: JobRecord | None) -> list[Sign]:
     signs += _read_job_log(view)
     signs += _read_exits(view)
     signs += _read_job_exit(view, job)
+    signs += read_flight(view.flight)
     if job is not None and job.state is JobState.OUT_OF_MEMORY:
         signs.append(Sign(kind="host_memory", weight=Weight.MEMORY, text=f"Slurm: job {job.job_id} OUT_OF_MEMORY"))
     return signs
@@ -137,6 +139,17 @@ def _name_nodes(signs: list[Sign]) -> list[Sign]:
     return [sign if sign.node else _on(sign, by_text.get(sign.text) or by_rank.get(sign.rank)) for sign in signs]
 
 
+def _tell_rendezvous(signs: list[Sign]) -> list[Sign]:
+    """Of several nodes that never reached the store, it is the store: its address, or who should have served it.
+
+    Of one, it is that node's own network.
+    """
+    nodes = {sign.node for sign in signs if sign.kind == "rendezvous"}
+    if len(nodes) == 1:
+        return signs
+    return [replace(sign, kind="rendezvous_start", node=None) if sign.kind == "rendezvous" else sign for sign in signs]
+
+
 def _translate_hosts(signs: list[Sign], view: RunView, job: JobRecord | None) -> list[Sign]:
     """Tools name hosts; nodes of the attempt are what we know. A host that is none of them names nobody."""
     nodes = {report.node for report in view.node_reports} | set(view.exit.nodes if view.exit is not None else ())
@@ -198,6 +211,7 @@ _MEANINGS = {
     "peer_lost": "ranks lost their peers",
     "collective_timeout": "a collective did not end in time",
     "terminated": "terminated from outside",
+    "rendezvous_start": "no node could reach the ranks' meeting point: is its address right, and does it listen there?",
 }
 
 

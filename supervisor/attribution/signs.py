@@ -28,13 +28,14 @@ class Weight(IntEnum):
     START = 2  # the program could not even be started
     TRACEBACK = 3
     CRASH = 4  # a signal that the process brought upon itself
-    NETWORK = 5
-    HANG = 6
-    TIMEOUT = 7
-    KILLED = 8  # SIGKILL from somewhere
-    EXIT = 9  # a code of its own choice
-    VICTIM = 10
-    TERMINATED = 11
+    DESYNC = 5  # ranks that called different collectives
+    NETWORK = 6
+    HANG = 7
+    TIMEOUT = 8
+    KILLED = 9  # SIGKILL from somewhere
+    EXIT = 10  # a code of its own choice
+    VICTIM = 11
+    TERMINATED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

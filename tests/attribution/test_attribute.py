@@ -246,6 +246,7 @@ def test_of_a_collective_that_timed_out_the_silent_node_is_named_not_the_first_t
 
 
 def test_agents_that_lost_the_rendezvous_are_victims_of_the_host_that_is_silent() -> None:
+    """TE-05"""
     text = (
         "The node 'gpu02_3427_0' has failed to send a keep-alive heartbeat to the rendezvous 'r1' due to an error "
         "of type RendezvousConnectionError."
@@ -268,11 +269,14 @@ def test_all_logs_are_read_not_only_the_last() -> None:
 
 
 def test_clients_that_never_reached_the_store_are_a_matter_of_the_start() -> None:
+    """TE-14: of all of them it is the start, which is tried again within its bound; of one it is that one's network."""
     text = (
         "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to 10.0.0.1:29500"
     )
     cause = attribute_logs(dict.fromkeys(("gpu02", "gpu03", "gpu04"), text))
-    assert (cause.kind, cause.blames_node) == ("rendezvous", False)
+    assert (cause.kind, cause.node, cause.blames_node, cause.is_curable) == ("rendezvous_start", None, False, True)
+    alone = attribute_logs({"gpu01": "", "gpu02": "", "gpu03": text, "gpu04": ""})
+    assert (alone.kind, alone.node, alone.blames_node) == ("rendezvous", "gpu03", False)
 
 
 # ---------------------------------------------------------------- exits

@@ -20,6 +20,7 @@ def block(others: str, root: str) -> str:
 
 
 def test_both_entries_are_read_and_the_root_is_marked() -> None:
+    """TE-07"""
     text = block(entry(1, 6, -15, "Signal 15 (SIGTERM) received"), entry(0, 4, -9, "Signal 9 (SIGKILL) received"))
     other, root = parse_failures(text)
     assert (other.rank, other.signal, other.is_root) == (6, 15, False)
@@ -27,11 +28,13 @@ def test_both_entries_are_read_and_the_root_is_marked() -> None:
 
 
 def test_no_other_failures_is_an_empty_list() -> None:
+    """TE-07"""
     (root,) = parse_failures(block("  <NO_OTHER_FAILURES>\n", entry(0, 4, 42, "x")))
     assert (root.exit_code, root.signal) == (42, None)
 
 
 def test_a_traceback_of_many_lines_stays_with_its_entry() -> None:
+    """TE-07"""
     lines = 'Traceback (most recent call last):\n    File "t.py", line 3\n      rank      : of nobody\n  ValueError: x'
     other, root = parse_failures(block(entry(1, 6, 1, lines), entry(0, 4, 1, "x")))
     assert other.rank == 6
