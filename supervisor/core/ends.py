@@ -175,7 +175,8 @@ def _blamed_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:
     """
     interrupted = sight.view.interruptions if sight.view is not None else ()
     soft = {n for r in interrupted if r.launch >= record.launches - 1 and r.kind not in HARD_KINDS for n in r.nodes}
-    blamed = tuple(n for n in _own_nodes(sight, tuple(dict.fromkeys(record.bad_nodes))) if n not in soft)
+    own = _own_nodes(sight, tuple(dict.fromkeys(record.bad_nodes)))
+    blamed = tuple(n for n in own if n not in soft and not _agent_crashed(record, n))
     return () if is_most(blamed, sight.attempt) else blamed
 
 
@@ -243,7 +244,15 @@ def _failing_nodes(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]
             return ()  # most nodes at once: what they share, or the check, is suspected
         if failing:
             return failing
-    return (record.node,) if record.node else ()
+    return (record.node,) if record.node and not _agent_crashed(record, record.node) else ()
+
+
+_AGENT_CODES = frozenset({None, 0, contract.EXIT_NODE_CHECK_FAILED, contract.EXIT_NODE_SILENT, 137, SIGTERM_EXIT})
+
+
+def _agent_crashed(record: contract.ExitRecord, node: str) -> bool:
+    """The agent ended by itself without a word: an installation that is broken says nothing against a node."""
+    return record.nodes.get(node) not in _AGENT_CODES
 
 
 def _outcome_evidence(sight: Sight, record: contract.ExitRecord) -> tuple[str, ...]:

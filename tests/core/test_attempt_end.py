@@ -127,6 +127,12 @@ def test_every_node_whose_own_report_holds_a_failed_check_is_named() -> None:
     assert "n3: disk: full" in ended.evidence
 
 
+def test_an_agent_that_could_not_be_started_says_nothing_against_its_node() -> None:
+    ended = judge_end(sight(view=view(exit=exit_record(76, node="n2", nodes={"n1": 1, "n2": 1}, bad_nodes=("n2",)))))
+    assert ended is not None
+    assert ended.nodes == ()
+
+
 def test_without_reports_the_node_that_the_launcher_names_failed_its_checks() -> None:
     ended = judge_end(sight(view=view(exit=exit_record(76, node="n2"))))
     assert ended is not None
