@@ -60,7 +60,8 @@ class Stranger:
 
     def say(self, *lines: object) -> Stranger:
         for line in lines:
-            self._sock.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # cut off meanwhile
+                self._sock.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
         return self
 
     def hello(self, rank: int = 0, **more: object) -> Stranger:
@@ -184,8 +185,10 @@ def test_a_forked_child_has_no_line_and_leaves_its_parents_alone(linked: RankDes
 
 
 def test_without_an_agent_there_is_no_line_and_no_thread() -> None:
+    before = set(threading.enumerate())
+
     assert ranklink.open_link({}) is None
-    assert not [thread for thread in threading.enumerate() if thread.name == "ranklink"]
+    assert set(threading.enumerate()) <= before
 
 
 def test_the_line_imports_no_torch() -> None:
@@ -212,9 +215,7 @@ def test_a_process_of_another_user_is_cut_off(desk: RankDesk, monkeypatch: pytes
 )
 def test_who_speaks_another_language_is_cut_off_and_the_others_are_heard(desk: RankDesk, line: bytes) -> None:
     rank = Stranger(desk).hello().progress(4)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stranger = Stranger(desk).say(line)
-        assert stranger.is_cut_off()
+    assert Stranger(desk).say(line).is_cut_off()
     rank.progress(5)
 
     await_true(lambda: _steps(desk) == {0: 5})

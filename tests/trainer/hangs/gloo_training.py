@@ -1,0 +1,46 @@
+"""One rank of a real training (gloo, DDP) in which a rank stops taking part: `RANK HOW` of it are the arguments."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer.progress import LimitPolicy, ProgressWriter
+
+HANGS_AT = 5
+
+
+def main() -> None:
+    hangs, how = int(sys.argv[1]), sys.argv[2]
+    progress = ProgressWriter(None, 1, policy=LimitPolicy(min_s=1.0))
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    for step in range(1, 1000):
+        if dist.get_rank() == hangs and step == HANGS_AT:
+            stop_taking_part(how)
+        model(torch.ones(2, 8)).sum().backward()
+        dist.all_reduce(torch.ones(1))
+        time.sleep(0.2)
+        progress.step_done(step)
+
+
+def stop_taking_part(how: str) -> None:
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "lock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    else:
+        time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main()
