@@ -91,6 +91,10 @@ def _find(paths: Sequence[str], attempt: int | None, launch: int | None, setting
         return _of_attempts(str(first), first, attempt, launch)
     if (first / "evidence").is_dir() and first.name.isdecimal():
         return _of_attempts(str(first.parent.parent), first.absolute().parent.parent, int(first.name), launch)
+    place = first.absolute()
+    if place.parent.name == "evidence" and place.name.isdecimal() and place.parent.parent.name.isdecimal():
+        run_dir = place.parents[3]
+        return _of_attempts(str(run_dir), run_dir, int(place.parent.parent.name), int(place.name))
     files = list_dumps(first)
     if not files:
         raise CommandError(f"{first} holds no Flight Recorder dumps, and is no run directory", EXIT_BAD_INPUT)
