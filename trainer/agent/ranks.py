@@ -112,9 +112,10 @@ class RankDesk:
         self._looked_at = 0.0
         self._unlinked: dict[int, int] = {}  # pids of ranks by rank, as the agent knows them
         self._log_dir: Path | None = None
-        self._vitals = VitalsWatch()
+        self._vitals, self._sign_vitals = VitalsWatch(), VitalsWatch()  # of two threads
         self._signs: list[Message] = []
         self._signs_at = -SIGNS_INTERVAL_S
+        self._signer: threading.Thread | None = None
         self._stopping = False
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
@@ -373,8 +374,15 @@ class RankDesk:
             with self._lock:
                 for line in quiet:
                     line.vitals = vitals.get(line.pid)
-        if unlinked and now - self._signs_at >= SIGNS_INTERVAL_S:
+        is_free = self._signer is None or not self._signer.is_alive()
+        if unlinked and is_free and now - self._signs_at >= SIGNS_INTERVAL_S:
             self._signs_at = now
-            signs = self._vitals.read_signs(unlinked, log_dir, now)
-            with self._lock:
+            self._signer = threading.Thread(target=self._read_signs, args=(unlinked, log_dir), daemon=True)
+            self._signer.start()
+
+    def _read_signs(self, pids: Mapping[int, int], log_dir: Path | None) -> None:
+        """Beside the desk's thread: the logs' file system may hang."""
+        signs = self._sign_vitals.read_signs(pids, log_dir, time.monotonic())
+        with self._lock:
+            if pids.items() <= self._unlinked.items():  # still of this start
                 self._signs = signs

@@ -107,7 +107,7 @@ class VitalsWatch:
                 "rank": rank,
                 "pid": pid,
                 "log_bytes": log_bytes,
-                "cpu_s": round(self._seen[pid].cpu_s, 2),
+                "cpu_s": round(self._seen[pid].cpu_s, 2),  # of its children, too
                 "state": vitals[pid].state,
             }
             for rank, pid in sorted(pids.items())
