@@ -74,12 +74,7 @@ class RankProcesses:
     def poll(self) -> WorkersEnd | None:
         """See `Workers.poll`."""
         if self._end is None and self._pids:
-            self._look_at_store()
-            news = self._reap()
-            if self._end is None and (first := choose_first(news)) is not None:
-                self._end = self._tell(first, news[first])
-            elif self._end is None and len(self._codes) == len(self._ranks):
-                self._end = WorkersEnd(kind=FINISHED, exit_code=0, reason="finished")
+            self._end = self._look_at_store() or self._look_at_ranks()
             if self._end is not None and not self.pids():
                 self._close_tee()
         return self._end
@@ -107,18 +102,28 @@ class RankProcesses:
         self._codes.update(news)
         return news
 
-    def _look_at_store(self) -> None:
+    def _look_at_store(self) -> WorkersEnd | None:
         if self._store is None:
-            return
-        with contextlib.suppress(ChildProcessError):
+            return None
+        try:
             found, status = os.waitpid(self._store, os.WNOHANG)
-            if found:
-                self._store = None
-                code = shell_code(status)
-                lost = WorkersEnd(
-                    kind=START_FAILED, exit_code=1, reason=f"the ranks' store ended with {describe_code(code)}"
-                )
-                self._end = port_taken(self._place) if code == EXIT_PORT_TAKEN else lost
+        except ChildProcessError:
+            return None
+        if not found:
+            return None
+        self._store = None
+        code = shell_code(status)
+        if code == EXIT_PORT_TAKEN:
+            return port_taken(self._place)
+        return WorkersEnd(kind=START_FAILED, exit_code=1, reason=f"the ranks' store ended with {describe_code(code)}")
+
+    def _look_at_ranks(self) -> WorkersEnd | None:
+        news = self._reap()
+        if (first := choose_first(news)) is not None:
+            return self._tell(first, news[first])
+        if len(self._codes) == len(self._ranks):
+            return WorkersEnd(kind=FINISHED, exit_code=0, reason="finished")
+        return None
 
     def _tell(self, local_rank: int, code: int) -> WorkersEnd:
         rank = self._ranks[local_rank]
