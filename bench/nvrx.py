@@ -1,6 +1,7 @@
 """nvidia-resiliency-ext's `ft_launcher`, in an environment of its own: made on first use, torch is this project's.
 
-Its heartbeats are as short as ours; everything else has its default, as a user would get it.
+Its heartbeats are as short as ours, those of its nodes as short as its code allows (bench.nvrx_launcher); everything
+else has its default, as a user would get it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.report import say
-from bench.stage import BenchFailed, Stage
+from bench.stage import LIVENESS_S, BenchFailed, Stage
 
 VERSION = "0.4.1"
-HEARTBEAT_S = 3.0  # a rank without one for so long has failed; looked at every LOOK_S
-LOOK_S = 1.0
+LOOK_S = 0.25  # at the heartbeats of the ranks
 FIRST_HEARTBEAT_S = 60.0  # from its start; a slow machine must not look like a failure
 
 _ROOT = Path(__file__).parents[1]
@@ -36,7 +36,7 @@ _BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --output={output}
 export TMPDIR={scratch}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-exec srun --cpu-bind=none --no-kill --kill-on-bad-exit=0 --wait=0 {launcher} \\
+exec srun --cpu-bind=none --no-kill --kill-on-bad-exit=0 --wait=0 {python} -m bench.nvrx_launcher \\
     --nnodes={nodes} --nproc-per-node=1 --max-restarts=3 \\
     --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$head:{port}" {rendezvous} \\
     --ft-workload-check-interval={look_s:g} --ft-initial-rank-heartbeat-timeout={first_s:g} \\
@@ -86,13 +86,13 @@ def submit_nvrx(
             output=run_dir / "job.log",
             # Its sockets are named after process ids, which the sandbox's nodes share, and so they do /tmp.
             scratch=stage.sandbox.scratch,
-            launcher=_HOME / "bin" / "ft_launcher",
+            python=_python(),
             nodes=nodes,
             port=_PORT,
             rendezvous=f"--rdzv-conf={rendezvous}" if rendezvous else "",
             look_s=LOOK_S,
             first_s=FIRST_HEARTBEAT_S,
-            heartbeat_s=HEARTBEAT_S,
+            heartbeat_s=LIVENESS_S,
             training=" ".join(["-m", "bench.nvrx_training", *training[2:], "--run-dir", str(run_dir)]),
         )
     )

@@ -21,6 +21,8 @@ from supervisor.store import Store
 
 T = TypeVar("T")
 
+LIVENESS_S = 1.0  # without a heartbeat for so long a node or a rank is given up, here and under the other launcher
+
 _SUPERVISOR = (sys.executable, "-m", "supervisor")
 
 
