@@ -68,19 +68,23 @@ def choose_nodes(
             return Verdict(exit_code=EXIT_MISCONFIGURED, reason=f"on every node: {failed[0].failed}")
         if is_misconfigured and missing and not is_too_late:
             return None  # is it this node, or every node? the others tell
-        return _refuse_start(failed, silent, wanted)
+        return _refuse_start(failed, silent, wanted, len(candidates))
     if not is_too_late:
         return None
     if not any(c.is_connected for c in candidates):
         return Verdict(exit_code=EXIT_NOT_STARTED, reason="no node reported: the training step did not start")
-    return _refuse_start(failed, sorted([*silent, *missing], key=lambda c: c.is_connected), wanted)
+    return _refuse_start(failed, sorted([*silent, *missing], key=lambda c: c.is_connected), wanted, len(candidates))
 
 
-def _refuse_start(failed: Sequence[Candidate], silent: Sequence[Candidate], wanted: int) -> Verdict:
+def _refuse_start(failed: Sequence[Candidate], silent: Sequence[Candidate], wanted: int, count: int) -> Verdict:
     said = [f"{c.node}: no report in time" for c in silent] + [f"{c.node}: {c.failed}" for c in failed]
+    reason = f"fewer than {wanted} nodes can start: {'; '.join(said)}"
+    broken = [c for c in failed if c.exit_code not in (None, EXIT_NODE_CHECK_FAILED)]
+    if not silent and broken == list(failed) and 2 * len(broken) > count:
+        return Verdict(exit_code=EXIT_NOT_STARTED, reason=f"agents ended before their checks: {reason}")
     return Verdict(
         exit_code=EXIT_NODE_SILENT if silent else EXIT_NODE_CHECK_FAILED,
-        reason=f"fewer than {wanted} nodes can start: {'; '.join(said)}",
+        reason=reason,
         node=next(c.node for c in (*silent, *failed)),
     )
 

@@ -293,13 +293,15 @@ raise SystemExit(code)
     assert attempt.end().exit_code == 79
 
 
-def test_an_absent_node_is_replaced_by_a_spare(attempt: Attempt) -> None:
+def test_an_absent_node_is_replaced_by_a_spare(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIG_CONNECT_S", "2")
     attempt.start("", nodes=2, allocated=3, absent="n2")
     record = attempt.end()
     assert (record.exit_code, record.nodes) == (0, {"n1": 0, "n2": None, "n3": 0})
 
 
-def test_an_absent_node_without_a_spare_is_named(attempt: Attempt) -> None:
+def test_an_absent_node_without_a_spare_is_named(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIG_CONNECT_S", "2")
     attempt.start(SLEEP, nodes=2, absent="n2")
     record = attempt.end()
     assert (record.exit_code, record.node) == (77, "n2")

@@ -61,7 +61,7 @@ def test_ranks_of_the_old_start_are_gone_before_the_next_begins(attempt: Attempt
 
 def test_a_lost_node_is_replaced_by_the_spare_in_its_place(attempt: Attempt, slurmd: tuple[str, int]) -> None:
     ports = {"n1": slurmd, "n2": slurmd, "n3": NOWHERE, "n4": slurmd}
-    attempt.start(STARTS, nodes=3, allocated=4, in_job=True, suspect_after_s=0.8, ports=ports)
+    attempt.start(STARTS, nodes=3, allocated=4, in_job=True, suspect_after_s=1.0, ports=ports)
     assert eventually(lambda: attempt.is_up(0, 1, 2, launch=0))
     os.kill(attempt.agent_pid("n3"), signal.SIGSTOP)
     assert eventually(lambda: attempt.is_up(0, 1, 2, launch=1))
@@ -70,20 +70,20 @@ def test_a_lost_node_is_replaced_by_the_spare_in_its_place(attempt: Attempt, slu
     assert (record.kind, record.nodes, record.training) == ("node_lost", ("n3",), ("n1", "n2", "n4"))
     end_start(attempt, 1)
     ended = attempt.end()
-    assert (ended.exit_code, ended.bad_nodes) == (0, ("n3",))
+    assert (ended.exit_code, ended.bad_nodes) == (0, ())  # its own record has told of n3
 
 
 def test_a_node_whose_kernel_answers_is_frozen_and_only_after_the_longer_time(
     attempt: Attempt, slurmd: tuple[str, int]
 ) -> None:
     ports = {"n1": slurmd, "n2": slurmd, "n3": slurmd}
-    attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=0.5, liveness_timeout_s=1.5, ports=ports)
+    attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=0.8, liveness_timeout_s=2.0, ports=ports)
     assert eventually(lambda: attempt.is_up(0, 1, launch=0))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     assert eventually(lambda: attempt.is_up(0, 1, launch=1))
     record = attempt.interruption()
     assert (record.kind, record.nodes) == ("node_frozen", ("n2",))
-    assert record.parts_s["detect"] >= 1.5
+    assert record.parts_s["detect"] >= 2.0
 
 
 def test_a_killed_agent_has_a_successor_on_its_node(attempt: Attempt, slurmd: tuple[str, int]) -> None:
@@ -101,7 +101,7 @@ def test_a_killed_agent_has_a_successor_on_its_node(attempt: Attempt, slurmd: tu
 
 def test_fewer_nodes_train_where_there_is_no_spare(attempt: Attempt, slurmd: tuple[str, int]) -> None:
     ports = {"n1": slurmd, "n2": NOWHERE, "n3": slurmd}
-    attempt.start(STARTS, nodes=3, nodes_min=1, node_multiple=2, in_job=True, suspect_after_s=0.6, ports=ports)
+    attempt.start(STARTS, nodes=3, nodes_min=1, node_multiple=2, in_job=True, suspect_after_s=1.0, ports=ports)
     assert eventually(lambda: attempt.is_up(0, 1, 2, launch=0))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     assert eventually(lambda: attempt.is_up(0, 1, launch=1))
@@ -109,7 +109,7 @@ def test_fewer_nodes_train_where_there_is_no_spare(attempt: Attempt, slurmd: tup
 
 
 def test_too_few_nodes_end_the_attempt_at_once_and_name_the_bad_one(attempt: Attempt, slurmd: tuple[str, int]) -> None:
-    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=0.6, ports={"n1": slurmd, "n2": NOWHERE})
+    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=1.0, ports={"n1": slurmd, "n2": NOWHERE})
     assert eventually(lambda: attempt.is_up(0, 1, launch=0))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     record = attempt.end()
@@ -188,11 +188,12 @@ def test_a_late_beat_a_stopped_launcher_and_a_stepped_clock_interrupt_nothing(
     attempt: Attempt, slurmd: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIG_CLOCK_STEP_S", "3600")
+    monkeypatch.setenv("RIG_PATIENCE_S", "15")
     ports = {"n1": slurmd, "n2": slurmd}
-    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=0.4, liveness_timeout_s=4.0, ports=ports)
+    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=0.4, liveness_timeout_s=3.0, ports=ports)
     assert eventually(lambda: attempt.is_up(0, 1, launch=0))
     assert attempt.process is not None
-    for pid, seconds in ((attempt.agent_pid("n2"), 0.9), (attempt.process.pid, 1.6)):
+    for pid, seconds in ((attempt.agent_pid("n2"), 0.9), (attempt.process.pid, 5.0)):
         os.kill(pid, signal.SIGSTOP)
         time.sleep(seconds)  # the stop itself
         os.kill(pid, signal.SIGCONT)
@@ -210,7 +211,7 @@ def test_a_node_that_comes_back_does_not_disturb_and_may_be_used_later(
     attempt: Attempt, slurmd: tuple[str, int]
 ) -> None:
     ports = {"n1": slurmd, "n2": NOWHERE, "n3": slurmd}
-    attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=0.6, ports=ports)
+    attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=1.0, ports=ports)
     assert eventually(lambda: attempt.is_up(0, 1, launch=0))
     os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
     assert eventually(lambda: attempt.launch() == 1)

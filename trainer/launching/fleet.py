@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from trainer import contract
 from trainer.beats import BeatEvent, BeatServer, Message
@@ -80,7 +81,7 @@ class Fleet:
         return True
 
     def _start_agents(self, names: Sequence[str]) -> None:
-        command = srun_command(names, self._agent, self._given)
+        command = srun_command(names, self._agent, self._given, self._spec.srun_options)
         self.steps.append(Step(command, self._environment))
 
     def is_here(self, name: str) -> bool:
@@ -163,8 +164,11 @@ class Fleet:
             else:
                 self.silent_since.pop(name, None)
 
-    def find_losses(self) -> list[Loss]:
-        """Nodes that are lost since the last look."""
+    def find_losses(self, *, is_urgent: bool) -> list[Loss]:
+        """Nodes that are lost since the last look. `is_urgent`: all wait for it, and others can take its place."""
+        self._patience = replace(
+            self._patience, liveness_s=self._spec.suspect_after_s if is_urgent else self._spec.liveness_timeout_s
+        )
         doubted = [node for node in self.nodes.values() if self._is_doubted(node)]
         beside = self._find_reference(doubted)
         self._ports.watch([node.name for node in doubted], beside=beside)
@@ -198,6 +202,3 @@ class Fleet:
         node.lost, node.lost_at, node.state = loss.kind, self._clock.now(), "lost"
         node.blamed += loss.is_blamed
         return loss
-
-
-PortFetch = Callable[[Sequence[str]], Mapping[str, tuple[str, int]]]

@@ -66,7 +66,7 @@ class Interruption:
 
     def take_word(self, word: CutOff) -> bool:
         """A lost node's word that it lives: it was the cable. True when the record says so now."""
-        if self.record.kind != "node_lost" or word.node not in self.record.nodes:
+        if self.record.kind not in ("node_lost", "node_frozen") or word.node not in self.record.nodes:
             return False
         said = f"{word.node} left word that it lives and had not heard the launcher for {word.since_s:.1f} s"
         self.amend(

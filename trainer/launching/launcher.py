@@ -44,8 +44,6 @@ from trainer.verdict import (
 
 LOSS_EVENTS = {"node_lost": "node.lost", "node_frozen": "node.frozen", "agent_killed": "agent.killed"}
 OUTCOME_LIMIT_S = 1.0  # for the file system to say how the training says that it ended
-MANY_NODES = 32  # from so many on their beats are taken in batches
-BATCH_S = 0.02
 
 
 class Launcher:
@@ -121,8 +119,6 @@ class Launcher:
 
     def _turn(self) -> bool:
         """Take what came; True when there was more than beats."""
-        if len(self._nodes) > MANY_NODES:
-            time.sleep(BATCH_S)
         events = self._fleet.poll()
         for event in events:
             self._take(event)
@@ -420,7 +416,8 @@ class Launcher:
 
     def _look_for_losses(self) -> None:
         training = self._training
-        for loss in self._fleet.find_losses():
+        is_urgent = self._recovery is not None and self._recovery.is_urgent()
+        for loss in self._fleet.find_losses(is_urgent=is_urgent):
             self._note(LOSS_EVENTS[loss.kind], loss.node)
             finding = finding_of(loss, EXIT_NODE_SILENT)
             if self._recovery is not None and training is not None and loss.node in training.nodes:
@@ -670,7 +667,7 @@ class Launcher:
         return has_lost_nodes and not is_anyone_left
 
     def _exit_record(self, verdict: Verdict) -> ExitRecord:
-        bad = [node for interruption in self._interruptions for node in interruption.record.nodes]
+        last = self._interruptions[-1].record if self._recovery is not None and self._interruptions else None
         return ExitRecord(
             attempt=self._spec.attempt,
             job_id=self._job_id,
@@ -679,7 +676,7 @@ class Launcher:
             node=verdict.node,
             time=time.time(),
             nodes={n.name: n.end.exit_code if n.end else None for n in self._nodes.values()},
-            bad_nodes=tuple(dict.fromkeys((*verdict.bad_nodes, *bad))) if self._spec.in_job else (),
+            bad_nodes=tuple(dict.fromkeys((*verdict.bad_nodes, *(last.nodes if last else ())))),
             launches=self._launch() + 1,
             next=verdict.next,
             is_step_terminated=self._is_step_terminated() and not self._requests.is_terminated,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.contract import AttemptSpec, RunPaths
+from trainer.launching.choice import count_nodes
 from trainer.launching.fleet import Fleet
 from trainer.launching.hangs import Hang
 from trainer.launching.interruptions import Finding, Interruption
@@ -99,6 +100,15 @@ class Recovery:
         if isinstance(move, Start):
             self.interruption.note_part("check", now - self._stage_at)
         return move
+
+    def is_urgent(self) -> bool:
+        """True when a node that is mute need not be waited for: the others are enough."""
+        heard = [
+            name for name in self._fleet.nodes if self._fleet.is_here(name) and name not in self._fleet.silent_since
+        ]
+        needs = self._needs()
+        count = count_nodes(len(heard), wanted=needs.wanted, minimum=needs.minimum, multiple=needs.multiple)
+        return count > 0 and self._stage is not Stage.EVIDENCE
 
     def tell(self, name: str) -> None:
         """What a node is to do now; also when it is back, or has a new agent."""

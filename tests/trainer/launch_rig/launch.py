@@ -10,9 +10,10 @@ from trainer import launch
 
 AGENT = (sys.executable, str(Path(__file__).with_name("node.py")))
 SILENT_S = float(os.environ.get("RIG_SILENT_S", "0.5"))
+CONNECT_S = float(os.environ.get("RIG_CONNECT_S", "15"))
 PORTS = json.loads(os.environ.get("RIG_PORTS", "{}"))
 LIMITS = launch.Limits(
-    connect_s=2.0, spare_grace_s=0.3, peer_grace_s=0.5, silent_s=SILENT_S, closed_s=0.4, respawn_s=8.0
+    connect_s=CONNECT_S, spare_grace_s=0.3, peer_grace_s=0.5, silent_s=SILENT_S, closed_s=0.4, respawn_s=8.0
 )
 
 if step_s := float(os.environ.get("RIG_CLOCK_STEP_S", "0")):  # the wall clock is set two seconds after the start
