@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from slurm.sandbox import Sandbox
-from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Run
+from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Interruption, Run
 from supervisor.store import Store
 
 T = TypeVar("T")
@@ -138,6 +138,7 @@ root = "{self.directory}/runs"
 [nodes]
 min = 2
 max = 3
+spares = 1
 [checkpoint]
 every_s = {self.training.save_every_s}
 keep_last = 4
@@ -240,6 +241,13 @@ keep_last = 4
         return tuple(
             c for c in self.checkpoints() if c.state is CheckpointState.VERIFIED and attempt in (None, c.attempt)
         )
+
+    def interruptions(self) -> tuple[Interruption, ...]:
+        store = self._ledger()
+        if store is None:
+            return ()
+        with store:
+            return store.load_interruptions(self.name)
 
     def stepping(self, number: int) -> Attempt | None:
         """Attempt `number` once it has done a new step."""
