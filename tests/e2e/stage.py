@@ -59,6 +59,7 @@ root = "{root}"
 [nodes]
 min = {min}
 max = {max}
+spares = {spares}
 start_checks = false
 [restart]
 backoff_s = 0
@@ -169,6 +170,7 @@ class Stage:
         script: Path = TRAINING,
         minimum: int = 1,
         maximum: int = 1,
+        spares: int = 0,
         max_without_progress: int = 3,
         step_max_s: float = 60,
         queue_ahead_s: float = 0,
@@ -188,6 +190,7 @@ class Stage:
                 root=root or self.directory / "runs",
                 min=minimum,
                 max=maximum,
+                spares=spares,
                 max_without_progress=max_without_progress,
                 step_max_s=step_max_s,
                 queue_ahead_s=queue_ahead_s,
