@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import os
 import re
@@ -49,12 +50,13 @@ def choose_nccl_settings(
     return nccl.nccl_environment(
         str(RunPaths(run_dir).evidence(spec.attempt, launch)),
         wanted,
-        torch_version=_torch_version(),
+        torch_version="" if spec.command_prefix else _torch_version(),  # a container's is not known
         pipe_dir=str(socket.parent),
         has_timing=spec.straggler_ratio > 0,
     )
 
 
+@functools.cache  # of each start
 def _torch_version() -> str:
     """Of the PyTorch beside this program, without loading it; empty: there is none."""
     with contextlib.suppress(OSError, ImportError, ValueError):
