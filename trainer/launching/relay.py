@@ -24,8 +24,8 @@ _LOOK_S = 0.05
 def relayed(command: Sequence[str], node: str, python: Sequence[str]) -> list[str]:
     """The srun that has `command`, an srun too, run on `node`, and leaves it to itself when its own input ends.
 
-    `python`: how an interpreter of ours is called there. The tasks of `command` have no
-    output: nobody would be there to take it.
+    `python`: how an interpreter of ours is called there. What the tasks of `command` say after that is lost, unless
+    they say it to a file of their own.
     """
     return [
         "srun",
@@ -45,23 +45,20 @@ def relayed(command: Sequence[str], node: str, python: Sequence[str]) -> list[st
         *python,
         "-m",
         "trainer.launching.relay",
-        command[0],
-        "--output=none",
-        *command[1:],
+        *command,
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code, or 0 when it was released."""
+    """Run the command. Always 0: the step of a relay that fails would be told of as if it were its node's agent."""
     command = sys.argv[1:] if argv is None else list(argv)
     srun = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    while (code := srun.poll()) is None:
+    while srun.poll() is None:
         if _has_ended(sys.stdin.fileno()):
             # Both of its processes, and SIGKILL: on anything else srun would end its step.
             os.killpg(srun.pid, signal.SIGKILL)
             srun.wait()
-            return 0
-    return 128 - code if code < 0 else code
+    return 0
 
 
 def _has_ended(source: int) -> bool:
