@@ -205,8 +205,7 @@ def measure_start(stage: Stage, findings: Findings, number: int) -> None:
     except BenchFailed as error:
         findings.fail(f"srun torchrun: {error}; its log ends: {read_end(run_dir)}")
     finally:
-        for _ in range(2):  # the second one at once after the first ends the step
-            srun.send_signal(signal.SIGINT)
+        srun.terminate()  # srun then ends its step by force
         try:
             srun.wait(30)
         except subprocess.TimeoutExpired:
