@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from trainer.nccl import check_environment, compute_bandwidth, judge_transport, nccl_environment, parse_transport
+from trainer.contract import RunPaths
+from trainer.example.options import parse_options
+from trainer.nccl import (
+    ENV_PG_TIMEOUT,
+    PAIRS,
+    check_environment,
+    compute_bandwidth,
+    judge_transport,
+    nccl_environment,
+    parse_transport,
+    process_group_timeout,
+    tell_settings,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,6 +108,100 @@ def test_a_torch_that_reads_the_newer_names_is_not_given_the_older_ones(version:
     assert ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in settings) is has_older
 
 
+def test_both_generations_are_given_to_a_torch_that_reads_either_and_a_user_s_one_leads() -> None:
+    """FR-01"""
+    for name, other in (PAIRS[0], PAIRS[0][::-1], PAIRS[1], PAIRS[1][::-1]):
+        settings = nccl_environment("/evidence", {name: "77"})
+        assert settings[other] == "77"
+        assert f"{other} follows your {name}" in tell_settings(settings, {name: "77"})
+
+
+def test_one_setting_under_two_names_with_two_values_is_told() -> None:
+    """FR-01"""
+    given = {"TORCH_FR_BUFFER_SIZE": "5", "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}
+    assert not set(nccl_environment("/evidence", given)) & set(given)
+    (told,) = check_environment(given)
+    assert "TORCH_FR_BUFFER_SIZE=5" in told
+    assert "TORCH_NCCL_TRACE_BUFFER_SIZE=7" in told
+    (alone,) = check_environment({"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
+    assert "older name of TORCH_FR_BUFFER_SIZE" in alone
+
+
+def test_each_start_of_each_attempt_dumps_into_a_folder_of_its_own() -> None:
+    """FR-04"""
+    paths = RunPaths(Path("/shared/gpt"))
+    places = {
+        nccl_environment(str(paths.evidence(attempt, launch)), {})["TORCH_FR_DUMP_TEMP_FILE"]
+        for attempt in (1, 2)
+        for launch in (0, 1)
+    }
+    assert len(places) == 4
+    assert all(place.startswith("/shared/gpt/attempts/") for place in places)
+
+
+def test_what_was_set_and_what_the_user_had_set_are_told_in_one_line() -> None:
+    given = {"NCCL_DEBUG": "INFO", "HOME": "/root", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    line = tell_settings(nccl_environment("/evidence", given, torch_version="2.13.0"), given)
+    ours, _, yours = line.partition("; yours: ")
+    assert "TORCH_FR_BUFFER_SIZE=2000" in ours
+    assert yours == "NCCL_DEBUG=INFO, TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+    assert tell_settings({}, {}).endswith("yours: none")
+
+
+def test_a_pipe_and_timing_are_set_where_they_are_asked_for() -> None:
+    plain, asked = nccl_environment("/e", {}), nccl_environment("/e", {}, pipe_dir="/node", has_timing=True)
+    assert set(asked) - set(plain) == {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_ENABLE_TIMING"}
+    assert asked["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].startswith("/node/")
+    off = nccl_environment("/e", {"NCCL_ENABLE_TIMING": "0"}, has_timing=True)
+    assert "TORCH_NCCL_ENABLE_TIMING" not in off
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, 600), ("90", 90), ("0.5", 0.5), ("0", 600), ("-3", 600), ("x", 600), ("inf", 600), ("nan", 600), ("", 600)],
+)
+def test_the_limit_of_a_collective_is_ours_where_the_script_asks_for_it(given: str | None, seconds: float) -> None:
+    environment = {} if given is None else {ENV_PG_TIMEOUT: given}
+    assert process_group_timeout(environment).total_seconds() == seconds
+    assert nccl_environment("/e", {})[ENV_PG_TIMEOUT] == "600"
+
+
+@pytest.mark.torch
+def test_every_name_that_is_set_is_one_that_the_installed_torch_reads() -> None:
+    """Strings of its library and of its headers: the part for NCCL is not in a library for CPUs."""
+    folder = Path(torch_folder())
+    c10d = folder / "include/torch/csrc/distributed/c10d"
+    headers = b"".join(path.read_bytes() for path in sorted(c10d.glob("*.hpp")))
+    library = (folder / "lib/libtorch_cpu.so").read_bytes()
+    names = nccl_environment("/e", {}, pipe_dir="/node", has_timing=True)
+    torch_s = {name for name in names if name.startswith("TORCH_")}
+    assert len(torch_s) == 10
+    for name in torch_s | {newer for newer, _ in PAIRS}:
+        assert name.encode() in headers or name.encode() in library, name
+    assert ENV_PG_TIMEOUT.encode() not in headers + library
+
+
+def test_the_example_takes_the_limit_of_a_collective_from_there() -> None:
+    options, _ = parse_options(["--run-dir=/r"], {ENV_PG_TIMEOUT: "45"})
+    assert options.timeout_s == 45.0
+
+
+@pytest.mark.torch
+def test_torch_has_no_variable_for_the_limit_of_a_collective() -> None:
+    """When it gets one, the launcher is to set it: documented as missing."""
+    folder = Path(torch_folder())
+    text = (folder / "distributed/distributed_c10d.py").read_text() + (folder / "distributed/constants.py").read_text()
+    read = set(re.findall(r"""environ(?:\.get\(|\[)\s*["'](\w+)""", text))
+    assert not {name for name in read if "TIMEOUT" in name}
+
+
+def torch_folder() -> str:
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    return str(Path(found.origin).parent)
+
+
 def test_what_the_user_set_is_never_overridden() -> None:
     given = {"NCCL_DEBUG": "INFO", "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", "NCCL_ASYNC_ERROR_HANDLING": "1"}
     settings = nccl_environment("/evidence", given)
@@ -103,7 +211,7 @@ def test_what_the_user_set_is_never_overridden() -> None:
 
 
 def test_our_own_settings_are_no_leftovers() -> None:
-    assert check_environment(nccl_environment("/evidence", {})) == ()
+    assert check_environment(nccl_environment("/evidence", {}, pipe_dir="/node", has_timing=True)) == ()
 
 
 @pytest.mark.parametrize(

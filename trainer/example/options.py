@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer import contract
+from trainer.nccl import ENV_PG_TIMEOUT, process_group_timeout
 from trainer.session.place import Place, read_place
 
 
@@ -41,7 +42,7 @@ class Options:
 
 def parse_options(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Options, Place]:
     """Options and place from the command line and the environment; the contract's variables fill what is not given."""
-    given = _parser().parse_args(argv)
+    given = _parser(environment).parse_args(argv)
     place = read_place(environment, run_dir=given.run_dir)
     options = Options(
         steps=given.steps,
@@ -67,7 +68,7 @@ def parse_options(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[
     return options, place
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.example.train",
         description="Train a small byte-level GPT. Run it under torchrun, alone, or under the supervisor.",
@@ -98,5 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--keep-last", type=int, default=2, help="verified checkpoints to keep when no service looks after them")
     add("--log-every", type=int, default=10, help="steps between two lines of output")
     add("--first-step-limit-s", type=float, default=600.0, help="announced limit until the first step is done")
-    add("--timeout-s", type=float, default=600.0, help="of collectives")
+    limit_s = process_group_timeout(environment).total_seconds()
+    add("--timeout-s", type=float, default=limit_s, help=f"of collectives; not given: {ENV_PG_TIMEOUT}, else 600")
     return parser
