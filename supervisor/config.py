@@ -357,6 +357,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
     yield from _command_problems(spec.command)
     for key, path in (("root", spec.root), ("workdir", spec.workdir)):
         yield has_control(str(path)), f"{key}: control characters are not allowed"
+    yield from _environment_problems(spec.environment)
     yield from _nodes_problems(spec)
     yield from _slurm_problems(spec)
     checkpoint, restart = spec.checkpoint, spec.restart
@@ -455,6 +456,23 @@ def _command_problems(command: tuple[str, ...]) -> Iterator[Problem]:
             "give only the training script and its arguments"
         ),
     )
+
+
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
+_OWN_PREFIXES = ("SUPERVISOR_", "SLURM_", "SBATCH_", "TORCHELASTIC_")
+_OWN_VARIABLES = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+
+
+def _environment_problems(environment: tuple[str, ...]) -> Iterator[Problem]:
+    names = [word.partition("=")[0] for word in environment]
+    for word, name in zip(environment, names, strict=True):
+        yield not _VARIABLE.match(word), f'environment: "{shown(word)}" is no NAME=text'
+        yield has_control(word), f"environment: the text of {shown(name)} holds a control character"
+        is_own = name.startswith(_OWN_PREFIXES) or name in _OWN_VARIABLES
+        yield is_own, f"environment: {shown(name)} is set by the launcher or by Slurm"
+        yield names.count(name) > 1, f"environment: {shown(name)} is given twice"
 
 
 def _nodes_problems(spec: RunSpec) -> Iterator[Problem]:

@@ -46,6 +46,7 @@ from supervisor.model import (
     NodeEvent,
     NodeMemory,
     Run,
+    RunSpec,
     RunState,
     ScriptSpec,
     World,
@@ -598,6 +599,11 @@ class Executor:
         return Outcome(state=state, text=f"notify command: exit {ended.returncode} {ended.stderr[:200]}".strip())
 
 
+def split_environment(spec: RunSpec) -> dict[str, str]:
+    """The variables that a run file gives its ranks, by name."""
+    return {name: text for name, _, text in (word.partition("=") for word in spec.environment)}
+
+
 def _drill_request(drill: Drill | None) -> contract.DrillRequest | None:
     if drill is None:
         return None
@@ -623,7 +629,7 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         is_ahead=attempt.state is AttemptState.AHEAD,
         checkpoint_every_s=every_s_of(run, attempt),
         skip_samples=tuple(contract.SampleRange(first=part.first, end=part.end) for part in attempt.skip_samples),
-        environment=loss_environment(spec),
+        environment={**split_environment(spec), **loss_environment(spec)},
         local_dir=spec.checkpoint.local_dir,
         object_url=spec.checkpoint.object_url,
         object_keep_last=spec.checkpoint.object_keep_last,

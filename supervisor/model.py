@@ -216,6 +216,7 @@ class RunSpec:
     root: Path  # holds the run's directory; on a file system that head and compute nodes share
     nodes: NodesSpec
     workdir: Path = Path("/")  # working directory of the training
+    environment: tuple[str, ...] = ()  # further variables of the ranks, "NAME=text" each; they win over the launcher's
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     progress: ProgressSpec = field(default_factory=ProgressSpec)

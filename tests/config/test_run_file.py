@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supervisor.config import ConfigError, check_script, parse_run_file, read_run_file, render_run_file, script_of
+from supervisor.execute import split_environment
 from supervisor.model import (
     CheckpointSpec,
     ContainerSpec,
@@ -59,6 +60,11 @@ def test_a_short_run_file_gets_the_documented_defaults() -> None:
         nodes=NodesSpec(min=2, max=4),
     )
     assert spec.run_dir == Path("/shared/runs/llama")
+
+
+def test_variables_of_a_run_file_reach_the_launcher() -> None:
+    spec = parse_run_file(TOP + "environment = ['NCCL_DEBUG=INFO', 'X=a=b', 'E=']\n" + NODES, path=HERE)
+    assert split_environment(spec) == {"NCCL_DEBUG": "INFO", "X": "a=b", "E": ""}
 
 
 def test_relative_paths_start_at_the_run_files_folder() -> None:
@@ -128,6 +134,13 @@ def test_an_unknown_key_like_no_other_is_refused_with_the_known_ones() -> None:
         (GOOD.replace("/shared/runs", "$SCRATCH/runs"), "write the path in full"),
         (GOOD.replace("/shared/runs", "/shared/a\\nb"), "control characters"),
         (GOOD.replace('"/shared/runs"', "3"), "root: a path is expected"),
+        (TOP + "environment = ['NCCL_DEBUG']\n" + NODES, 'environment: "NCCL_DEBUG" is no NAME=text'),
+        (TOP + "environment = ['1X=2']\n" + NODES, 'environment: "1X=2" is no NAME=text'),
+        (TOP + "environment = ['SLURM_JOB_ID=1']\n" + NODES, "SLURM_JOB_ID is set by the launcher or by Slurm"),
+        (TOP + "environment = ['RANK=0']\n" + NODES, "RANK is set by the launcher or by Slurm"),
+        (TOP + "environment = ['A=1', 'A=2']\n" + NODES, "A is given twice"),
+        (TOP + 'environment = ["A=\\u001b"]\n' + NODES, "the text of A holds a control character"),
+        (TOP + "environment = {A = '1'}\n" + NODES, "environment: a list is expected"),
         (GOOD + "[checkpoint]\nkeep_last = 1\n", "[checkpoint] keep_last must be at least 2"),
         (GOOD + '[checkpoint]\nlocal_dir = "scratch"\n', '[checkpoint] local_dir "scratch" is not an absolute path'),
         (GOOD + '[checkpoint]\nobject_url = "bucket/x"\n', '[checkpoint] object_url "bucket/x" is no URL'),
