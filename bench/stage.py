@@ -123,6 +123,8 @@ window_s = 30
 [sweep.limits]
 disk_paths = {paths}
 disk_min_free_bytes = 1048576
+[launcher]
+pythonpath = "{Path(__file__).parents[1]}"
 """)
         log_path = self.directory / "daemon.log"
         with log_path.open("wb") as log:
