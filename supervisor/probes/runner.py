@@ -91,6 +91,7 @@ def list_probes(
         probes.append(("clock", lambda: (clock.judge(reading, max_skew_s=limits.clock_max_skew_s),)))
     if limits.gpu_count:
         probes.append(("gpu", lambda: _judge_gpus(limits)))
+        probes.append(("leftover_process", _judge_leftovers))
     if limits.kernel_log_window_s:
         probes.append(("kernel_log", lambda: _judge_kernel_log(limits)))
     return tuple(probes)
@@ -124,6 +125,12 @@ def _judge_gpus(limits: Limits) -> tuple[CheckResult, ...]:
     from supervisor.probes import gpu
 
     return gpu.judge(gpu.measure(), expected_count=limits.gpu_count)
+
+
+def _judge_leftovers() -> tuple[CheckResult, ...]:
+    from supervisor.probes import leftover
+
+    return (leftover.judge(leftover.measure()),)
 
 
 def _judge_kernel_log(limits: Limits) -> tuple[CheckResult, ...]:
