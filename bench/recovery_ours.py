@@ -148,7 +148,7 @@ def _first_step_at(run_dir: Path) -> float | None:
 # ---------------------------------------------------------------- faults
 
 
-def cut_node(stage: Stage, service: Service, findings: Findings, way: str, shape: Shape) -> None:
+def cut_node(stage: Stage, service: Service, findings: Findings, *, way: str, shape: Shape) -> None:
     """The power of a training node that is not the batch host is cut."""
     with train(stage, service, way, shape) as training:
         node = training.node_of_rank(1)
@@ -161,7 +161,7 @@ def cut_node(stage: Stage, service: Service, findings: Findings, way: str, shape
     _bring_back(stage, service, node)
 
 
-def kill_workers(stage: Stage, service: Service, findings: Findings, way: str, shape: Shape, repeats: int) -> None:
+def kill_workers(stage: Stage, service: Service, findings: Findings, repeats: int, *, way: str, shape: Shape) -> None:
     """One of the workers of the only node is killed, again and again."""
     with train(stage, service, way, shape) as training:
         node = training.attempt.nodes[0]
@@ -172,7 +172,7 @@ def kill_workers(stage: Stage, service: Service, findings: Findings, way: str, s
             training.await_checkpoints(gap.first_step)
 
 
-def stop_ranks(stage: Stage, service: Service, findings: Findings, way: str, shape: Shape, repeats: int) -> None:
+def stop_ranks(stage: Stage, service: Service, findings: Findings, repeats: int, *, way: str, shape: Shape) -> None:
     """One rank is stopped (SIGSTOP), again and again: it neither steps nor dies."""
     with train(stage, service, way, shape) as training:
         for _ in range(repeats):
@@ -185,7 +185,7 @@ def stop_ranks(stage: Stage, service: Service, findings: Findings, way: str, sha
 
 
 def cut_batch_host(
-    stage: Stage, service: Service, findings: Findings, way: str, shape: Shape, *, is_alone: bool
+    stage: Stage, service: Service, findings: Findings, *, way: str, shape: Shape, is_alone: bool
 ) -> None:
     """The power of the node with the launcher is cut. `is_alone`: no node outside the job can be used."""
     with train(stage, service, way, shape) as training:
