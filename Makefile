@@ -16,7 +16,7 @@ help:
 	@echo "make test-pyslurm    what pyslurm reads: SLURM=/prefix of a Slurm, PYTHON=an interpreter with pyslurm for it"
 	@echo "make check           format, lint, types, import contracts"
 	@echo "make format          rewrite the code in the project's format"
-	@echo "make bench-recovery  time from a power cut to the next new step, three ways"
+	@echo "make bench-recovery  time from a failure to the next new step, ours and the others': fails past a target"
 	@echo "make bench-scale     what a cluster of 2,048 nodes costs, and how fast the command starts: fails past a target"
 	@echo "make mutate          10,000 damaged checkpoints: fails when one is believed or resumed from"
 	@echo "make bench-checkpoint what saving, verifying and restoring cost, against DCP's own: fails past a target"
@@ -68,6 +68,6 @@ docs: setup
 	$(PY) scripts/write_docs.py
 
 clean:
-	rm -rf .venv .setup .demo build dist bench/results
+	rm -rf .venv .setup .peers .demo build dist bench/results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@
 
 The same two ranks on the same two nodes, once under agents and launcher, once started bare by srun: both trainings run
 in the same sandbox, and Slurm suspends one of them in turns, so that both meet the same machine. A pair of turns gives
-one ratio of step times; the median of the pairs counts.
+one ratio of step times; the median of the pairs counts. Ends with 1 when a target is missed, and says which.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from bench.fleet import measure_fleet
 from bench.gap import read_step_logs
 from bench.peers import submit_bare
+from bench.recovery_result import TARGETS, judge
 from bench.report import describe_machine, finish, say
 from bench.stage import BenchFailed, Service, Stage, open_stage, wait_for
 from slurm.sandbox import SandboxUnavailable
@@ -60,8 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SandboxUnavailable, BenchFailed) as error:
         print(f"bench-overhead: {error}", file=sys.stderr)
         return 1
-    finish("overhead", result, machine)
-    return 0
+    missed = judge(result, [target for target in TARGETS if target.key in result])
+    finish("overhead", {**result, "missed": missed}, machine)
+    for sentence in missed:
+        print(f"bench-overhead: {sentence}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 def measure_overhead(stage: Stage, service: Service, pairs: int = PAIRS) -> dict[str, Any]:
@@ -93,6 +97,7 @@ def _measure_steps(stage: Stage, service: Service, pairs: int) -> dict[str, Any]
     finally:
         service.command("stop", "overhead")
         stage.sandbox.run("scancel", str(bare))
+    say("steps are measured")
     logs = {"bare": _records(bare_dir), "ours": _records(root / "overhead")}
     return rate_steps({name: [step_s(logs[name], *w) for w in windows[name]] for name in windows})
 

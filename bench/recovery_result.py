@@ -167,10 +167,10 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return None if over is None or not under else round(over / under, 3)
 
 
-def judge(result: Mapping[str, Any]) -> list[str]:
+def judge(result: Mapping[str, Any], targets: Sequence[Target] = TARGETS) -> list[str]:
     """The targets that were missed, or not measured, a sentence each."""
     missed = []
-    for target in TARGETS:
+    for target in targets:
         value = result.get(target.key)
         if value is None:
             missed.append(f"{target.key} was not measured")
