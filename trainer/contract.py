@@ -71,6 +71,7 @@ ENV_OBJECT_URL = "SUPERVISOR_OBJECT_URL"
 ENV_UPLOAD_BYTES_PER_S = "SUPERVISOR_UPLOAD_BYTES_PER_S"
 ENV_OBJECT_KEEP_LAST = "SUPERVISOR_OBJECT_KEEP_LAST"
 ENV_LAUNCHER = "SUPERVISOR_LAUNCHER"  # host:port of trainer.launch, for trainer.node only
+ENV_AGENT_LOG = "SUPERVISOR_AGENT_LOG"  # file that trainer.node speaks into: no srun passes its words on
 ENV_LAUNCH = "SUPERVISOR_LAUNCH"  # number of this start of the training within the attempt, from 0
 ENV_NODE_SOCKET = "SUPERVISOR_NODE_SOCKET"  # Unix socket on which each rank tells trainer.node of its progress
 ENV_LAUNCHER_SECRET = "SUPERVISOR_LAUNCHER_SECRET"  # noqa: S105 - a variable's name

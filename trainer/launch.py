@@ -10,6 +10,7 @@ only; a file system that hangs must not stop the beats, so files are read and wr
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import shutil
@@ -78,6 +79,7 @@ def main(
         agent=agent,
         limits=limits or Limits(),
         ports=PortWatch(nodes, limit_s=min(1.0, spec.suspect_after_s / 4), fetch=addresses),
+        agent_log=_find_log(attempt_dir),
     )
     return launcher.run()
 
@@ -115,6 +117,18 @@ def _await_promotion(attempt_dir: Path, limit_s: float) -> AttemptSpec | None:
 def _give_nodes_back(attempt_dir: Path, job_id: int, limit_s: float) -> int:
     reason = f"queued ahead, and not told to begin within {limit_s:g} s"
     return _end_early(attempt_dir, job_id, reason, contract.EXIT_RESUBMIT)
+
+
+def _find_log(attempt_dir: Path) -> str:
+    """The job's log, where every node can append to it: in the attempt's folder. Empty: it is somewhere else."""
+    log = attempt_dir / "job.log"
+    with contextlib.suppress(OSError):
+        if os.path.samestat(log.stat(), os.fstat(sys.stderr.fileno())):
+            for stream in (sys.stdout, sys.stderr):  # else our words would be written over theirs
+                flags = fcntl.fcntl(stream.fileno(), fcntl.F_GETFL)
+                fcntl.fcntl(stream.fileno(), fcntl.F_SETFL, flags | os.O_APPEND)
+            return str(log)
+    return ""
 
 
 def _job_number(text: str) -> int:

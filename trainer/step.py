@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -178,10 +179,14 @@ def find_own_address(nodes: Sequence[str], own: str) -> str:
 class Step:
     """The srun process; its error output is passed on and its end remembered."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, is_relayed: bool = False) -> None:
         self.lines: list[str] = []  # srun's own, the newest last
+        self.is_released = False
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=dict(environment)
+            list(command),
+            stdin=subprocess.PIPE if is_relayed else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=dict(environment),
         )
         self._thread = threading.Thread(target=self._pump, name="srun-stderr", daemon=True)
         self._thread.start()
@@ -194,6 +199,13 @@ class Step:
             sys.stderr.buffer.flush()
             if line.startswith(b"srun: error:"):
                 self.lines = [*self.lines[1 - _SRUN_TAIL_LINES :], line.decode(errors="replace").rstrip()]
+
+    def release(self) -> None:
+        """Leave the agents to themselves, if this srun is a relay's: it ends, they do not."""
+        if self._process.stdin is not None and not self.is_released:
+            self.is_released = True
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     def exit_code(self) -> int | None:
         """Srun's exit code as a shell gives it, or None while it runs."""

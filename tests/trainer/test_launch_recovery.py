@@ -15,9 +15,8 @@ from contextlib import closing
 import pytest
 
 from tests.trainer.attempts import STARTS, Attempt, attempt, eventually
-from trainer.contract import MANIFEST_NAME, Advice, DrillRequest, Manifest, Outcome, write_json
-from trainer.format.manifest import seal_manifest
-from trainer.storage.stored import describe_file, publish_verification
+from tests.trainer.checkpoints import write_checkpoint
+from trainer.contract import Advice, DrillRequest, Outcome, write_json
 
 __all__ = ["attempt"]
 
@@ -121,23 +120,11 @@ def test_the_next_start_begins_from_the_newest_verified_checkpoint(attempt: Atte
     attempt.start(STARTS, nodes=1, in_job=True)
     assert eventually(lambda: attempt.is_up(0, launch=0))
     for step, is_verified in ((10, True), (20, True), (30, False)):
-        write_checkpoint(attempt, step, is_verified=is_verified)
+        write_checkpoint(attempt.paths, step, attempt=1, is_verified=is_verified)
     end_start(attempt, 0, 9)
     assert eventually(lambda: attempt.is_up(0, launch=1))
     assert attempt.said(0, 1)[2] == "20"
     assert attempt.interruption().resume_step == 20
-
-
-def write_checkpoint(attempt: Attempt, step: int, *, is_verified: bool) -> None:
-    path = attempt.paths.checkpoint(step, 1)
-    path.mkdir(parents=True)
-    (path / "data").write_bytes(b"x")
-    manifest = Manifest(
-        run="r", attempt=1, step=step, samples=step, world_size=1, time=1.0, files=(describe_file(path, "data"),)
-    )
-    (path / MANIFEST_NAME).write_bytes(seal_manifest(manifest))
-    if is_verified:
-        publish_verification(path, ok=True, now=1.0)
 
 
 def test_starts_without_progress_have_an_end(attempt: Attempt) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer import contract
 from trainer.beats import BeatEvent, BeatServer, Message
-from trainer.contract import AttemptSpec
+from trainer.contract import ENV_AGENT_LOG, AttemptSpec
 from trainer.launching.clock import OwnClock
 from trainer.launching.limits import POLL_S, Limits
 from trainer.launching.nodes import Node
 from trainer.launching.ports import PortWatch
+from trainer.launching.relay import relayed
 from trainer.launching.silence import Loss, Patience, Signs, judge_loss
 from trainer.step import Step, parse_srun_line, srun_command, step_environment
 from trainer.verdict import NodeEnd
 
+PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []))
 MAX_RESPAWNS = 3  # of an agent on the same node
 
 
@@ -35,6 +38,7 @@ class Fleet:
         limits: Limits,
         clock: OwnClock,
         ports: PortWatch,
+        agent_log: str,
     ) -> None:
         self.nodes = {name: Node(name) for name in nodes}
         self.own_node = own_node
@@ -53,6 +57,7 @@ class Fleet:
         self._limits = limits
         self._clock = clock
         self._ports = ports
+        self._agent_log = agent_log
         self._patience = Patience(
             suspect_s=spec.suspect_after_s, liveness_s=spec.liveness_timeout_s, closed_s=limits.closed_s
         )
@@ -65,7 +70,16 @@ class Fleet:
     def start_step(self) -> None:
         """Start an agent on every node. Raises OSError."""
         self._ports.start()
-        self._start_agents(list(self.nodes))
+        relay = next((name for name in self.nodes if name != self.own_node), None) if self._agent_log else None
+        self._start_agents(list(self.nodes), relay=relay)
+
+    def release_srun(self) -> None:
+        """Once every agent has said hello, or is late: the srun that has started them is not needed any more."""
+        step = self.steps[0] if self.steps else None
+        if step is not None and not step.is_released:
+            is_late = self._clock.now() - self.started_at > self._limits.connect_s
+            if is_late or all(node.connected_at is not None for node in self.nodes.values()):
+                step.release()
 
     def respawn(self, name: str) -> bool:
         """Start a new agent on a node whose agent was killed; False: it has had its share."""
@@ -80,9 +94,13 @@ class Fleet:
         node.coming_until = self._clock.now() + self._limits.respawn_s
         return True
 
-    def _start_agents(self, names: Sequence[str]) -> None:
+    def _start_agents(self, names: Sequence[str], *, relay: str | None = None) -> None:
         command = srun_command(names, self._agent, self._given, self._spec.srun_options)
-        self.steps.append(Step(command, self._environment))
+        environment = self._environment
+        if relay is not None:
+            command = relayed(command, relay, PYTHON)
+            environment = {**environment, ENV_AGENT_LOG: self._agent_log}
+        self.steps.append(Step(command, environment, is_relayed=relay is not None))
 
     def is_here(self, name: str) -> bool:
         """True when the node's agent can be told something, as far as is known."""
@@ -126,6 +144,8 @@ class Fleet:
         now = self._clock.now()
         self._ended_at = now if self._ended_at is None else self._ended_at
         is_anyone_left = any(self.server.is_connected(name) for name in self.nodes)
+        if is_anyone_left and any(step.is_released for step in self.steps):
+            return False
         return now - self._ended_at > (self._limits.step_end_s if is_anyone_left else POLL_S)
 
     def is_over(self) -> bool:

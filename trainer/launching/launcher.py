@@ -62,6 +62,7 @@ class Launcher:
         agent: Sequence[str],
         limits: Limits,
         ports: PortWatch,
+        agent_log: str = "",
     ) -> None:
         self._spec = spec
         self._attempt_dir = attempt_dir
@@ -79,6 +80,7 @@ class Launcher:
             limits=limits,
             clock=self._clock,
             ports=ports,
+            agent_log=agent_log,
         )
         self._nodes = self._fleet.nodes
         self._writer = Writer(attempt_dir)
@@ -133,6 +135,7 @@ class Launcher:
         return is_news
 
     def _decide(self) -> Verdict | None:
+        self._fleet.release_srun()
         if self._spec.in_job:
             self._look_for_losses()
             self._follow_interruptions()

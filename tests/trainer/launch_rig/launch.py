@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 from trainer import launch
+from trainer.launching.ports import fetch_addresses
 
 AGENT = (sys.executable, str(Path(__file__).with_name("node.py")))
 SILENT_S = float(os.environ.get("RIG_SILENT_S", "0.5"))
 CONNECT_S = float(os.environ.get("RIG_CONNECT_S", "15"))
-PORTS = json.loads(os.environ.get("RIG_PORTS", "{}"))
+PORTS = os.environ.get("RIG_PORTS")  # absent: what Slurm says
+told = json.loads(PORTS or "{}")
 LIMITS = launch.Limits(
     connect_s=CONNECT_S, spare_grace_s=0.3, peer_grace_s=0.5, silent_s=SILENT_S, closed_s=0.4, respawn_s=8.0
 )
@@ -22,6 +24,9 @@ if step_s := float(os.environ.get("RIG_CLOCK_STEP_S", "0")):  # the wall clock i
 
 sys.exit(
     launch.main(
-        sys.argv[1:2], agent=AGENT, limits=LIMITS, addresses=lambda _nodes: {n: tuple(a) for n, a in PORTS.items()}
+        sys.argv[1:2],
+        agent=AGENT,
+        limits=LIMITS,
+        addresses=fetch_addresses if PORTS is None else lambda _nodes: {n: (h, p) for n, (h, p) in told.items()},
     )
 )
