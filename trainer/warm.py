@@ -42,8 +42,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 _FIRST = ("torch", "torch.distributed")
-# What many trainings import beside; only while nobody waits.
-_MORE = ("numpy", "torch.utils.data", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
+# What many trainings import beside, unless SUPERVISOR_WARM_IMPORTS names other modules; only while nobody waits.
+_MORE = "numpy,torch.utils.data,torch._dynamo,torch.distributed.fsdp,torch.distributed.checkpoint"
 _IDLE_S = 20.0  # a start has the processors for so long before more is imported
 _REPARENT_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG = 1
@@ -72,7 +72,7 @@ class _Server:
         self._control = control
         self._agent = agent
         self._rest = b""
-        self._more = [*_MORE, *os.environ.get("SUPERVISOR_WARM_IMPORTS", "").split(",")]
+        self._more = os.environ.get("SUPERVISOR_WARM_IMPORTS", _MORE).split(",")
         self._used_at = time.monotonic() - _IDLE_S
 
     def prepare(self) -> bool:
@@ -255,6 +255,7 @@ def _become_rank(job: Job, environment: Mapping[str, str]) -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    sys.modules["torch"].default_generator.seed()  # drawn at import; those of GPUs begin with a constant
     importlib.invalidate_caches()
     faulthandler.enable()
 

@@ -13,7 +13,7 @@ _LINE_LIMIT_BYTES = 1024 * 1024  # a line that is longer is passed on in pieces
 
 
 class Tee(threading.Thread):
-    """Follows files that exist already. A file system that hangs holds up this thread and nobody else."""
+    """Follows files, each from when it is there. A file system that hangs holds up this thread and nobody else."""
 
     def __init__(self, pairs: Sequence[tuple[Path, BinaryIO]], prefix: str) -> None:
         super().__init__(name="tee", daemon=True)
@@ -40,25 +40,23 @@ class Tee(threading.Thread):
 
 class _Followed:
     def __init__(self, path: Path, out: BinaryIO, prefix: bytes) -> None:
-        self._out, self._prefix, self._rest = out, prefix, b""
-        try:
-            self._stream: BinaryIO | None = path.open("rb")
-        except OSError:  # its start failed, and is told as such
-            self._stream = None
+        self._path, self._out, self._prefix, self._rest = path, out, prefix, b""
+        self._stream: BinaryIO | None = None
 
     def pass_on(self) -> None:
-        while self._stream is not None:
-            try:
-                data = self._stream.read(_CHUNK_BYTES)
-            except OSError:
-                return
-            if not data:
-                return
+        while data := self._read():
             *lines, self._rest = (self._rest + data).split(b"\n")
             self._write(lines)
             if len(self._rest) > _LINE_LIMIT_BYTES:
                 self._write([self._rest])
                 self._rest = b""
+
+    def _read(self) -> bytes:
+        try:
+            self._stream = self._stream or self._path.open("rb")
+            return self._stream.read(_CHUNK_BYTES)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         if self._rest:
