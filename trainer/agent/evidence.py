@@ -22,6 +22,7 @@ from trainer.agent.ranks import Linked, RankDesk
 from trainer.agent.vitals import read_state
 from trainer.agent.words import find_worker_log, read_tail
 from trainer.descendants import choose_descendants, read_parents
+from trainer.flight.digest import shorten_folder
 
 LOG_TAIL_BYTES = 16 * 1024
 MAX_STACKS_BYTES = 4 * 1024 * 1024
@@ -54,6 +55,7 @@ def collect_evidence(
     told = signal_stuck(directory, [linked[rank] for rank in silent if rank in awake])
     without = {rank: processes[rank] for rank in silent if rank not in told}
     spy_on(directory, without, deadline)
+    shorten_folder(directory, frozenset(processes), until=deadline, now=time.monotonic)
     return list_files(directory, processes)
 
 

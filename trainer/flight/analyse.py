@@ -46,10 +46,13 @@ KINDS = (
 )
 
 
-def analyse(dumps: Mapping[int, Dump], world_size: int = 0) -> Finding:
-    """What the dumps tell, by global rank. `world_size` 0: as many as the dumps tell of."""
+def analyse(dumps: Mapping[int, Dump], world_size: int = 0, *, unread: frozenset[int] = frozenset()) -> Finding:
+    """What the dumps tell, by global rank. `world_size` 0: as many as the dumps tell of.
+
+    `unread`: ranks that have a dump which was not looked at; they are no suspects for having none.
+    """
     world = world_size or _guess_world(dumps)
-    no_dump = tuple(rank for rank in range(world) if rank not in dumps)
+    no_dump = tuple(rank for rank in range(world) if rank not in dumps and rank not in unread)
     notes = _limits(dumps, world_size)
     groups = gather_groups(dumps, world)
     busy = _busy_ranks(groups)
@@ -68,23 +71,23 @@ def analyse(dumps: Mapping[int, Dump], world_size: int = 0) -> Finding:
 
 def analyse_folder(folder: Path, world_size: int = 0, *, limit_s: float = 5.0) -> Finding | None:
     """What the dumps in a folder tell; None when none of them can be read. Raises OSError without the folder."""
-    reading = read_dumps(find_dumps(folder), limit_s=limit_s)
+    reading = read_dumps(find_dumps(folder), limit_s=limit_s, prefers_short=True)
     return analyse_reading(reading, world_size) if reading.dumps else None
 
 
 def analyse_reading(reading: Reading, world_size: int = 0) -> Finding:
     """The same of dumps that were read, and with what could not be read."""
-    found = analyse(reading.dumps, world_size)
+    found = analyse(reading.dumps, world_size, unread=reading.unread)
     notes = list(found.notes)
     if reading.unreadable:
         notes.append(words.unreadable(reading.unreadable))
-    if reading.is_cut:
-        notes.append("some dumps were not read: there was no time, or they are too large together")
-    is_short = reading.unreadable or reading.is_cut
+    if reading.unread:
+        notes.append(words.not_come_to(reading.unread))
+    is_part = reading.unreadable or reading.unread
     return Finding(
         kind=found.kind,
         sentence=found.sentence,
-        confidence=LOW if is_short and found.kind == "absent" and _blames_silence(found) else found.confidence,
+        confidence=LOW if is_part and found.kind == "absent" and _blames_silence(found) else found.confidence,
         culprits=found.culprits,
         is_program_fault=found.is_program_fault,
         stuck=found.stuck,

@@ -3,6 +3,7 @@
 `fr_trace_rank_7` is what we have them named, `nccl_trace_rank_7` and `comm_lib_trace_rank_7` what PyTorch does by
 itself; some sites put the host in front of the rank (`nccl_trace_rank_node02_5`); `rank7.flight` and
 `rank7.nccl.flight` (NCCL has a recorder of its own) are what a rank writes when its node's `trainer.node` asks for it.
+With `.short` behind it, it is the part that tells where the rank is (trainer.flight.digest).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from trainer.flight.reader import MAX_BYTES, Dump, FlightUnreadable, merge_dumps
 MAX_NAMES = 100_000
 MAX_DUMPS = 20_000
 MAX_TOTAL_BYTES = 8 * 1024**3
+SHORT = ".short"
 
 _ASKED = re.compile(r"^rank(?P<rank>\d{1,9})(?P<library>\.nccl)?\.flight(?:\.json)?\Z")
 _OWN_ACCORD = re.compile(
@@ -36,6 +38,7 @@ class DumpFile:
     rank: int
     host: str = ""  # as the name tells it; empty: it does not
     is_nccl_only: bool = False  # of a rank that has another dump, with what its other backends did
+    is_short: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,19 +48,24 @@ class Reading:
     dumps: dict[int, Dump] = field(default_factory=dict)  # by global rank
     files: dict[int, DumpFile] = field(default_factory=dict)  # that each was read from
     unreadable: list[str] = field(default_factory=list)  # one sentence a file
-    is_cut: bool = False  # time or bytes ran out: some are not read
+    unread: frozenset[int] = frozenset()  # ranks whose dumps were not come to: time or bytes ran out
 
 
 def parse_name(path: Path) -> DumpFile | None:
     """The dump that a file is by its name; None for another file, and for one that is being written."""
     if path.name.endswith(".tmp") or path.name.startswith("."):
         return None
-    found = _ASKED.match(path.name) or _OWN_ACCORD.match(path.name)
+    name = path.name.removesuffix(SHORT)
+    found = _ASKED.match(name) or _OWN_ACCORD.match(name)
     if found is None:
         return None
     told = found.groupdict()
     return DumpFile(
-        path=path, rank=int(found["rank"]), host=told.get("host") or "", is_nccl_only=bool(told.get("library"))
+        path=path,
+        rank=int(found["rank"]),
+        host=told.get("host") or "",
+        is_nccl_only=bool(told.get("library")),
+        is_short=name != path.name,
     )
 
 
@@ -88,16 +96,19 @@ def read_dumps(
     *,
     limit_s: float = 60.0,
     max_total_bytes: int = MAX_TOTAL_BYTES,
+    prefers_short: bool = False,
     read: Callable[[Path, int], bytes] | None = None,
 ) -> Reading:
     """Read them all, the newest of each rank, until time or bytes run out.
 
+    `prefers_short`: the short one where there is one, else the whole one where there is one.
     `read`: (path, most bytes) to a file's content, raising OSError; by default a plain file that is no link.
     """
     reading, until, left = Reading(), time.monotonic() + limit_s, max_total_bytes
-    for file in sorted(_newest(files), key=lambda f: (f.rank, f.is_nccl_only)):
+    chosen = sorted(_choose(files, prefers_short=prefers_short), key=lambda f: (f.rank, f.is_nccl_only))
+    for place, file in enumerate(chosen):
         if time.monotonic() > until or left <= 0:
-            reading.is_cut = True
+            reading.unread = frozenset(other.rank for other in chosen[place:])
             break
         try:
             data = (read or read_plain)(file.path, MAX_BYTES)
@@ -125,15 +136,16 @@ def read_plain(path: Path, max_bytes: int) -> bytes:
         return file.read(max_bytes + 1)
 
 
-def _newest(files: Iterable[DumpFile]) -> Sequence[DumpFile]:
-    """One file of each kind a rank: a rank may have dumped by itself and been asked too."""
-    kept: dict[tuple[int, bool], tuple[float, DumpFile]] = {}
+def _choose(files: Iterable[DumpFile], *, prefers_short: bool) -> Sequence[DumpFile]:
+    """One file of each recorder of a rank, the newest: it may have dumped by itself and been asked too."""
+    kept: dict[tuple[int, bool], tuple[bool, float, DumpFile]] = {}
     for file in files:
         try:
             changed = file.path.lstat().st_mtime
         except OSError:
             changed = 0.0
+        rated = (file.is_short is prefers_short, changed, file)
         place = (file.rank, file.is_nccl_only)
-        if place not in kept or changed > kept[place][0]:
-            kept[place] = (changed, file)
-    return [file for _, file in kept.values()]
+        if place not in kept or rated[:2] > kept[place][:2]:
+            kept[place] = rated
+    return [file for _, _, file in kept.values()]

@@ -106,6 +106,11 @@ class Dump:
 
 def read_dump(data: bytes) -> Dump:
     """The dump that these bytes are, a pickle or JSON. Raises FlightUnreadable."""
+    return _make_dump(load_dump(data))
+
+
+def load_dump(data: bytes) -> dict[Any, Any]:
+    """The plain values of a dump, of any shape yet. Raises FlightUnreadable."""
     if len(data) > MAX_BYTES:
         raise FlightUnreadable(f"it has {len(data):,} bytes, more than {MAX_BYTES:,}")
     if not data:
@@ -115,7 +120,7 @@ def read_dump(data: bytes) -> Dump:
         raise FlightUnreadable("it is no table")
     if not {"version", "entries", "pg_status", "pg_config"} & set(raw):
         raise FlightUnreadable("it is no Flight Recorder dump: it has none of its fields")
-    return _make_dump(raw)
+    return raw
 
 
 def merge_dumps(one: Dump, other: Dump) -> Dump:

@@ -51,7 +51,7 @@ def _main(
     if kind == "unfinished":
         return f"{what} has ended on {name_ranks(first.done)} and not on {ranks}: a link or a GPU there"
     if kind == "stuck_together":
-        return f"all ranks that left a dump have called {what} and it ends for none: the network, or a GPU"
+        return f"all ranks whose dump was read have called {what} and it ends for none: the network, or a GPU"
     if set(culprits) <= set(no_dump):
         return f"{_waiters(first)} {what}{_since(first)}; no dump of {ranks}: dead, stopped, or not asked"
     verb = "sends or receives" if first.is_p2p else "did not join"
@@ -129,6 +129,11 @@ def unreadable(lines: Sequence[str]) -> str:
     """Files that are no dumps, or damaged."""
     more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
     return f"not read: {'; '.join(lines[:3])}{more}"
+
+
+def not_come_to(ranks: Iterable[int]) -> str:
+    """Dumps that were left out."""
+    return f"the dumps of {name_ranks(ranks)} were not read: there was no time, or they are too large together"
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
