@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.agent.leftovers import is_leftover
+from trainer.agent.leftovers import is_agent, is_leftover
 from trainer.agent.outage import RESTART_FLOOR_S, STOP_S, derive_patience
 from trainer.agent.place import Place, parse_place
 from trainer.agent.probe import ProbeRun, parse_checks
@@ -278,9 +278,24 @@ def test_a_rank_of_an_older_agent_is_known_by_its_environment(environ: dict[str,
     assert not is_leftover(data, run_dir="/r", attempt=3, node="n2")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("/usr/bin/python3", "-P", "-m", "trainer.node", "/r/attempts/3"), True),
+        (("/usr/bin/python3", "-m", "trainer.node", "/r/attempts/2"), False),
+        (("/usr/bin/srun", "-N2", "python3", "-m", "trainer.node", "/r/attempts/3"), False),
+        (("python3", "-m", "trainer.launching.relay", "--", "srun", "-m", "trainer.node", "/r/attempts/3"), False),
+        ((), False),
+    ],
+)
+def test_an_older_agent_is_known_by_its_command(words: tuple[str, ...], expected: bool) -> None:
+    assert is_agent("".join(f"{word}\0" for word in words).encode(), "/r/attempts/3") is expected
+
+
 def test_a_node_that_reaches_nobody_gives_up_before_others_can_write_in_its_place() -> None:
     patience = derive_patience(spec(suspect_after_s=3.0, beat_interval_s=1.0))
-    assert patience.unreachable_s + STOP_S <= 3.0 - 1.0 + RESTART_FLOOR_S
+    assert patience.unreachable_s + STOP_S <= 3.0 + RESTART_FLOOR_S
+    assert patience.unreachable_s >= 3.0  # nor before the launcher would give up the node itself
     assert patience.silent_s == 10.0
 
 

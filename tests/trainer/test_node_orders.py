@@ -155,6 +155,16 @@ def test_a_new_agent_kills_what_an_older_one_of_the_attempt_left(node: Commander
     node.until(lambda: not node.is_alive(rank))
 
 
+def test_an_older_agent_that_lives_after_all_leaves_its_place_to_the_new_one(node: Commander, tmp_path: Path) -> None:
+    start(node, tmp_path)
+    rank = node.begin(0)
+    os.kill(node.agents[0].pid, signal.SIGSTOP)
+    node.start_agent()
+    node.until(lambda: len({message["agent"] for message in node.said("hello")}) == 2)
+    node.until(lambda: node.agents[0].poll() is not None and not node.is_alive(rank))
+    assert node.agents[1].poll() is None
+
+
 def test_a_signal_reaches_ranks_that_start_later(tmp_path: Path) -> None:
     program = """
 import os, signal, sys, time

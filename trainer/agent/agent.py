@@ -20,6 +20,7 @@ from pathlib import Path
 
 from trainer import contract
 from trainer.agent.client import BeatClient, Patience
+from trainer.agent.ends import describe_end, describe_failure, grace_s
 from trainer.agent.errands import Errands
 from trainer.agent.leftovers import kill_leftovers
 from trainer.agent.news import News
@@ -30,7 +31,7 @@ from trainer.agent.ranks import RankDesk, make_socket_folder
 from trainer.agent.reports import Reports
 from trainer.agent.surroundings import hold_port, wanted_environment
 from trainer.agent.training import Training
-from trainer.agent.words import CONSOLE_TAIL_BYTES, find_last_words, is_port_taken, is_victim
+from trainer.agent.words import CONSOLE_TAIL_BYTES, find_last_words
 from trainer.agent.workers import WorkersEnd
 from trainer.beats import Message
 from trainer.contract import AttemptSpec, CheckResult, NodeReport, RunPaths
@@ -38,20 +39,9 @@ from trainer.descendants import kill_descendants
 
 LOG_READ_LIMIT_S = 2.0  # a file system that hangs must not hold the exit code back
 FAREWELL_LIMIT_S = 10.0  # from Slurm's SIGTERM to an end without the launcher's leave
-PEER_GRACE_S = 5.0  # for the other ranks of a node, one of which ended on purpose: they are about to do the same
-BROKEN_GRACE_S = 0.3  # ... one of which failed: they wait for it in vain
 EXIT_TERMINATED = 128 + signal.SIGTERM
-# What a training says on purpose, on every rank.
-FINAL_CODES = frozenset(
-    {
-        contract.EXIT_RESUBMIT,
-        contract.EXIT_CHECKPOINT_REJECTED,
-        contract.EXIT_DIVERGED,
-        contract.EXIT_DO_NOT_RESTART,
-    }
-)
 
-_TICK_S = 0.5
+_TICK_S = 0.25
 _START_TICK_S = 0.02  # while seconds count
 
 
@@ -164,9 +154,10 @@ class NodeAgent:
         act = self._orders.get(order["type"])
         if act is not None:
             act(order)
-        self._look_at_checks()
-        self._look_at_training()
-        self._look_at_time()
+        if self._exit_code is None:
+            self._look_at_checks()
+            self._look_at_training()
+            self._look_at_time()
 
     def _next_order(self) -> Message:
         is_opening = self._training.is_opening() and self._news.get("listening") is None
@@ -258,6 +249,8 @@ class NodeAgent:
         if last is not None and place.launch == last.launch:
             self._news.repeat("ended")
             return
+        if self._training.is_running:  # of an older start, whose stop never came
+            self._training.stop(0.0)
         self._launch = place.launch
         self._outage.forget()
         self._news.forget("listening", "ended", "failed", "stopped")
@@ -286,8 +279,8 @@ class NodeAgent:
 
     def _take_end(self, end: WorkersEnd) -> None:
         if end.exit_code != 0:  # told at once, before the others of this node are stopped
-            self._news.tell({"type": "failed", "launch": self._launch, **_describe_end(end)})
-        self._end(end.exit_code, end.reason, end=end, grace_s=_grace_s(end.exit_code))
+            self._news.tell(describe_failure(self._launch, end))
+        self._end(end.exit_code, end.reason, end=end, grace_s=grace_s(end.exit_code))
 
     def _end(self, code: int, reason: str, *, end: WorkersEnd | None = None, grace_s: float = 0.0) -> None:
         """Stop everything on this node and say so, once for each start of the training."""
@@ -302,15 +295,9 @@ class NodeAgent:
         words = self._read_last_words(end) if end is not None and code != 0 else ""
         self._news.tell(
             {
-                "type": "ended",
-                "launch": self._launch,
-                "exit_code": code,
-                "reason": reason,
-                "victim": is_victim(words),
+                **describe_end(self._launch, code, reason, end, words),
                 "terminated": self._is_terminated,
-                "rank": end.rank if end is not None else None,
                 "port": self._port(),
-                "port_taken": (end is not None and end.is_port_taken) or is_port_taken(words),
                 "left": left,
                 "cut_s": round(self._outage.cut_s(), 3),
             }
@@ -362,6 +349,8 @@ class NodeAgent:
 
     def _lose_launcher(self, _order: Message) -> None:
         """Stop the ranks first: somebody may be told to write in their place."""
+        if self._outage.is_on():
+            return
         cut_s = self._outage.begin()
         reason = f"no word from the launcher for {cut_s:.1f} s: ranks stopped"
         if self._training.is_running:
@@ -372,11 +361,14 @@ class NodeAgent:
         self._reports.offer(path, cut_off(self._spec, self._node, cut_s))
 
     def _find_launcher(self, _order: Message) -> None:
-        self._say(f"the launcher is back after {self._outage.end():.1f} s")
+        if self._outage.is_on():
+            self._say(f"the launcher is back after {self._outage.end():.1f} s")
         if self._state == "cut":
             self._state = "ready" if self._news.get("ended") is None else "ended"
 
     def _look_at_time(self) -> None:
+        if self._client.is_lost() and not self._outage.is_on():
+            self._lose_launcher({})
         is_alone = self._client.is_dead() or self._outage.is_final()
         if is_alone:
             self._end(EXIT_TERMINATED, "the launcher did not come back")
@@ -413,11 +405,3 @@ class NodeAgent:
         signal.signal(signal.SIGUSR1, forward)
         signal.signal(signal.SIGUSR2, forward)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: self._client.inbox.put({"type": "tick"}))
-
-
-def _describe_end(end: WorkersEnd) -> Message:
-    return {"rank": end.rank, "local_rank": end.local_rank, "exit_code": end.exit_code, "reason": end.reason}
-
-
-def _grace_s(code: int) -> float:
-    return PEER_GRACE_S if code in FINAL_CODES else BROKEN_GRACE_S

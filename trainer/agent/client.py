@@ -113,7 +113,7 @@ class BeatClient:
 
     def silence_s(self) -> float:
         """How long ago the launcher was last known to be there."""
-        return time.monotonic() - self._last_sign()
+        return time.monotonic() - (self._last_sign() if self._lost_at is None else self._lost_at)
 
     def refused_s(self) -> float:
         """For how long its host has refused connections: it lives, and the launcher is gone."""
@@ -156,7 +156,7 @@ class BeatClient:
     def _connect(self) -> None:
         try:
             with socket.create_connection(self._address, timeout=self._io_limit_s) as sock:
-                self._refused_since = None
+                self._refused_since, self._reached_at = None, time.monotonic()
                 self._turn()
                 self._serve(sock)
                 while self._is_muted() and not self._stopping.wait(_RETRY_S):
@@ -186,14 +186,17 @@ class BeatClient:
         return was_frozen
 
     def _is_silence_too_long(self, now: float) -> bool:
-        heard_s, reached_s = now - self._heard_at, now - max(self._reached_at, self._heard_at)
-        return heard_s > self._patience.silent_s or reached_s > self._patience.unreachable_s
+        return now > self._give_up_at()
+
+    def _give_up_at(self) -> float:
+        """When the launcher is lost unless something comes. To be heard is not enough where a cable is cut one way."""
+        return min(self._heard_at + self._patience.silent_s, self._reached_at + self._patience.unreachable_s)
 
     def _last_sign(self) -> float:
-        return self._heard_at if self._lost_at is None else self._lost_at
+        return min(self._heard_at, self._reached_at)
 
     def _hear(self) -> None:
-        self._heard_at = self._reached_at = time.monotonic()
+        self._heard_at = time.monotonic()
         if self._lost_at is not None:
             self._lost_at = None
             self.inbox.put({"type": "back"})
@@ -212,7 +215,7 @@ class BeatClient:
             selector.register(self._wake, selectors.EVENT_READ)
             beat_at = time.monotonic()
             while True:
-                ready = {key.fileobj for key, _ in selector.select(max(0.0, beat_at - time.monotonic()))}
+                ready = {key.fileobj for key, _ in selector.select(self._wait_s(beat_at))}
                 if _is_acknowledged(sock) and not self._is_muted():
                     self._reached_at = max(self._reached_at, sent_at)
                 if self._turn() or self._is_muted():
@@ -236,6 +239,11 @@ class BeatClient:
                     sock.sendall(render_line(self._beat()))
                     sent_at = time.monotonic()
                     beat_at = sent_at + self._interval_s
+
+    def _wait_s(self, beat_at: float) -> float:
+        now = time.monotonic()
+        is_lost_next = self._lost_at is None and now < self._give_up_at() < beat_at
+        return max(0.0, (self._give_up_at() + 0.001 if is_lost_next else beat_at) - now)
 
     def _take(self, message: Message) -> None:
         if message["type"] == "ping":

@@ -1,4 +1,8 @@
-"""What an agent of this node that was killed has left behind: ranks that nobody watches would write beside ours."""
+"""What older agents of this node have left behind: ranks that nobody watches would write beside ours.
+
+An agent is replaced when the launcher holds it for dead. One that lives after all would fight with its successor for
+the place at the launcher, so it goes, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainer.contract import ENV_ATTEMPT, ENV_NODE_SOCKET, ENV_RUN_DIR
+from trainer.contract import ENV_ATTEMPT, ENV_NODE_SOCKET, ENV_RUN_DIR, RunPaths
 from trainer.descendants import choose_descendants, read_parents
 
 NODE_VARIABLE = "SLURMD_NODENAME"  # several nodes of a test cluster share one host
@@ -22,6 +26,12 @@ def is_leftover(environ: bytes, *, run_dir: str, attempt: int, node: str) -> boo
     wanted = {ENV_RUN_DIR: run_dir, ENV_ATTEMPT: str(attempt), NODE_VARIABLE: node}
     is_rank = ENV_NODE_SOCKET.encode() in items  # only an agent's children have it
     return is_rank and all(items.get(name.encode(), b"") == value.encode() for name, value in wanted.items())
+
+
+def is_agent(command: bytes, attempt_dir: str) -> bool:
+    """True for the command line, as /proc shows it, of an agent of this attempt; srun's, which holds it, is none."""
+    words = command.decode(errors="replace").rstrip("\0").split("\0")
+    return words[-3:] == ["-m", "trainer.node", attempt_dir] and not any(Path(word).name == "srun" for word in words)
 
 
 def kill_leftovers(run_dir: Path, attempt: int, environment: Mapping[str, str]) -> list[int]:
@@ -44,13 +54,33 @@ def kill_leftovers(run_dir: Path, attempt: int, environment: Mapping[str, str]) 
 
 def _find(run_dir: str, attempt: int, node: str) -> set[int]:
     parents = read_parents()
-    roots = [pid for pid in parents if is_leftover(_read_environ(pid), run_dir=run_dir, attempt=attempt, node=node)]
+    attempt_dir = str(RunPaths(Path(run_dir)).attempt_dir(attempt))
+    own = {os.getpid(), *_find_ancestors(parents)}
+    roots = [
+        pid
+        for pid in parents.keys() - own
+        if is_leftover(environ := _read(pid, "environ"), run_dir=run_dir, attempt=attempt, node=node)
+        or (is_agent(_read(pid, "cmdline"), attempt_dir) and _node_of(environ) == node)
+    ]
     found = {pid for root in roots for pid in (root, *choose_descendants(parents, root))}
     return found - {os.getpid()}
 
 
-def _read_environ(pid: int) -> bytes:
+def _find_ancestors(parents: Mapping[int, int]) -> list[int]:
+    found, pid = [], os.getpid()
+    while (pid := parents.get(pid, 0)) > 0:
+        found.append(pid)
+    return found
+
+
+def _node_of(environ: bytes) -> str:
+    prefix = f"{NODE_VARIABLE}=".encode()
+    items = [item.removeprefix(prefix) for item in environ.split(b"\0") if item.startswith(prefix)]
+    return items[0].decode(errors="replace") if items else ""
+
+
+def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()  # a zombie's is empty
+        return Path(f"/proc/{pid}/{name}").read_bytes()  # a zombie's is empty
     except OSError:
         return b""

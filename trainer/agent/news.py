@@ -7,6 +7,8 @@ import time
 from trainer.agent.client import BeatClient
 from trainer.beats import Message
 
+MAX_EVENTS = 100  # said again; older ones have been heard, or are no loss
+
 
 class News:
     """The newest message of each kind, and every event."""
@@ -29,7 +31,7 @@ class News:
     def note(self, event: str) -> None:
         """Tell that something happened just now."""
         message: Message = {"type": "event", "event": event, "time": time.time()}
-        self._events = [*self._events, message]
+        self._events = [*self._events, message][-MAX_EVENTS:]
         self.say(message)
 
     def repeat(self, kind: str) -> None:

@@ -1,16 +1,16 @@
 """When a node stops its ranks because it has lost the launcher, and the word that it leaves for the others.
 
-The fence: nobody may write in the place of ranks that still run. The launcher counts a silent node as lost at
-`suspect_after_s` after its last beat at the earliest, if nothing of the node answers either, and the node's newest
-beat may be one interval old when the cable breaks. From its decision to the first write of a rank that was started
-instead, at least `RESTART_FLOOR_S` pass: it looks for the node's ports, stops the ranks of the others, checks nodes,
-starts and restores. So a node that reaches nobody stops its ranks within
+The fence: nobody may write in the place of ranks that still run. The launcher counts a silent node as lost no sooner
+than `suspect_after_s` after the last beat that it heard, and then only if nothing of the node answers either. Whatever
+its host has acknowledged it has heard by then, so its time begins no earlier than ours. From its decision to the first
+write of a rank that is started instead, at least `RESTART_FLOOR_S` pass: the ranks of the others are stopped, nodes are
+checked, ranks start and restore. So a node that reaches nobody stops its ranks within
 
-    suspect_after_s - beat_interval_s + RESTART_FLOOR_S
+    suspect_after_s + RESTART_FLOOR_S
 
-of the last thing that the launcher's host acknowledged, less the time that stopping takes. A launcher that is merely
-stopped (its host acknowledges) can start nobody in our place; only the service can, and it takes 15 s at least. The
-claims of the trainer (each start of a training claims its attempt before it publishes) are the second line.
+of the last thing that was acknowledged, less `STOP_S`, the time that noticing and stopping take. A launcher that is
+merely stopped (its host acknowledges) can start nobody in our place; only the service can, and it takes 15 s at least.
+The claims of the trainer (each start of a training claims its attempt before it publishes) are the second line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.agent.client import BeatClient, Patience
 from trainer.contract import AttemptSpec, CutOff
 
 RESTART_FLOOR_S = 1.0  # a launcher is no faster from its decision to another rank's first write
-STOP_S = 0.25  # SIGKILL of this node's ranks
+STOP_S = 0.5  # until this node notices, and its ranks are gone
 SHORTEST_S = 1.0  # a busy machine needs that much
 LAUNCHER_SILENT_S = 10.0  # stopped for a while is no loss; below the 15 s in which the service replaces a batch host
 RECONNECT_S = 60.0  # a cable that comes back by then yields a node that can be used again
@@ -32,7 +32,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def derive_patience(spec: AttemptSpec) -> Patience:
     """How long a node of this attempt trains on without its launcher."""
-    earliest_s = min(spec.suspect_after_s, spec.liveness_timeout_s) - spec.beat_interval_s
+    earliest_s = min(spec.suspect_after_s, spec.liveness_timeout_s)
     unreachable_s = max(earliest_s + RESTART_FLOOR_S - STOP_S, SHORTEST_S)
     return Patience(unreachable_s=unreachable_s, silent_s=max(LAUNCHER_SILENT_S, unreachable_s))
 
@@ -57,6 +57,10 @@ class Outage:
         self._client = client
         self._lost_at: float | None = None
         self._cut_s = 0.0
+
+    def is_on(self) -> bool:
+        """True while the launcher is lost."""
+        return self._lost_at is not None
 
     def begin(self) -> float:
         """The launcher is lost; for how long it has not been heard."""
