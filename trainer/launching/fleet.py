@@ -122,6 +122,7 @@ class Fleet:
             node.beat_at = now
             if event.kind == "connected":
                 node.closed_at, node.is_told_dead, node.coming_until = None, False, None
+                node.has_left_word = False
                 node.address = event.address
         return events
 
@@ -212,6 +213,7 @@ class Fleet:
             age_s=self.age_s(node.name),
             closed_s=None if node.closed_at is None else self._clock.now() - node.closed_at,
             is_told_dead=node.is_told_dead,
+            has_left_word=node.has_left_word,
             answers=self._ports.answers(node.name),
             others_answer=None if beside is None else self._ports.answers(beside),
         )

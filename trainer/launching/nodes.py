@@ -19,6 +19,7 @@ class Node:
     beat_at: float | None = None
     closed_at: float | None = None  # its connection ended, and none has come in its place
     is_told_dead: bool = False  # srun said that its agent ended
+    has_left_word: bool = False  # where others can read it: that it lives and can't reach us
     is_checked: bool = False  # at all
     checked_for: int = -1  # number of the start before which it was checked last
     failed: str = ""  # why it can't train, by its checks or because its ranks could not be stopped

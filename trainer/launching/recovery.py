@@ -100,14 +100,16 @@ def _look_for_start(scene: Scene, needs: Needs) -> Move | None:
         return Short(reason=_describe_shortage(scene, needs))
     if not scene.is_point_known or scene.wait_s > 0:
         return None
-    is_enough = len(usable) >= needs.wanted
-    awaited = [m for m in checking if m.was_training] if is_enough else [*checking, *coming]
+    clean = [m for m in usable if not m.blamed]
+    is_enough = len(clean) >= needs.wanted
+    awaited = [m for m in checking if m.was_training and not m.blamed] if is_enough else [*checking, *coming]
     may_wait = not is_enough or scene.stage_s <= needs.spare_grace_s
     if awaited and may_wait:
         return None
+    chosen = clean if _count(needs, clean) == _count(needs, usable) else sorted(usable, key=lambda m: m.blamed)
     nodes = choose_training(
         scene.previous,
-        [m.node for m in sorted(usable, key=lambda m: m.blamed)],
+        [m.node for m in chosen],
         wanted=needs.wanted,
         minimum=needs.minimum,
         multiple=needs.multiple,

@@ -14,6 +14,7 @@ class Signs:
     closed_s: float | None = None  # since a kernel closed its connection, and none has come in its place
     is_told_dead: bool = False  # srun said that its agent ended
     answers: bool | None = None  # the kernel at its slurmd's port, several times since it is quiet; None: not known
+    has_left_word: bool = False  # it says where others can read it that it lives and can't reach us
     others_answer: bool | None = None  # that of a node that beats: False when it is we who are cut off
 
 
@@ -46,6 +47,8 @@ def judge_loss(signs: Signs, patience: Patience) -> Loss | None:
     """
     if signs.closed_s is not None:
         return _judge_closed(signs, signs.closed_s, patience)
+    if signs.age_s > patience.suspect_s and signs.has_left_word:
+        return _cut_off(signs)
     if signs.age_s > patience.suspect_s and signs.answers is False and signs.others_answer:
         return _lost(signs)
     if signs.age_s > patience.liveness_s:
@@ -56,6 +59,8 @@ def judge_loss(signs: Signs, patience: Patience) -> Loss | None:
 def _judge_closed(signs: Signs, closed_s: float, patience: Patience) -> Loss | None:
     if not signs.is_told_dead and closed_s <= patience.closed_s:
         return None
+    if signs.has_left_word:
+        return _cut_off(signs)
     if signs.answers is False and signs.others_answer:
         return _lost(signs)
     # without its port: what goes down closes its connections too, and is silent as a node before long
@@ -82,6 +87,17 @@ def _lost(signs: Signs) -> Loss:
         cause=f"{signs.node} is lost: no beat for {signs.age_s:.1f} s and nothing of it answers",
         evidence=(quiet, seen + others[signs.others_answer]),
         is_blamed=signs.others_answer is not False,
+        age_s=signs.age_s,
+    )
+
+
+def _cut_off(signs: Signs) -> Loss:
+    return Loss(
+        node=signs.node,
+        kind="node_cut_off",
+        cause=f"{signs.node} is cut off: no beat for {signs.age_s:.1f} s, though it lives",
+        evidence=(f"no beat from {signs.node} for {signs.age_s:.1f} s", "it has left word that it lives"),
+        is_blamed=True,
         age_s=signs.age_s,
     )
 
