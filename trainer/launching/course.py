@@ -40,6 +40,9 @@ def find_failure(training: Training, nodes: Mapping[str, Node]) -> Finding | Non
     if not failures:
         return None
     first = failures[0]
+    cut = [node for node in nodes.values() if node.cut_s > 0]
+    if nodes[first.node] in cut and 2 * len(cut) < len(nodes):  # else it is we who were cut off, or stopped
+        return _cut_off(first, nodes[first.node].cut_s)
     is_port_taken = nodes[first.node].is_port_taken
     others = [f"{end.node}: {end.reason} (exit code {end.exit_code})" for end in failures[1:9]]
     return Finding(
@@ -49,6 +52,17 @@ def find_failure(training: Training, nodes: Mapping[str, Node]) -> Finding | Non
         hint=first.node,
         evidence=(f"{first.node}: {first.reason} (exit code {first.exit_code})", *others),
         is_weak=first.is_victim,
+    )
+
+
+def _cut_off(end: NodeEnd, cut_s: float) -> Finding:
+    return Finding(
+        kind="node_cut_off",
+        cause=f"{end.node} could not reach the launcher for {cut_s:.1f} s and has stopped its ranks",
+        exit_code=contract.EXIT_NODE_SILENT,
+        nodes=(end.node,),
+        evidence=(f"{end.node}: {end.reason}",),
+        detect_s=cut_s,
     )
 
 

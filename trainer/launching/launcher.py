@@ -232,7 +232,7 @@ class Launcher:
         self._reporter.begin(self._state.training)
         for name in nodes:
             node = self._nodes[name]
-            node.end, node.is_port_taken = None, False
+            node.end, node.is_port_taken, node.cut_s = None, False, 0.0
         self._watches.begin(self._state.training, self._spec.procs_per_node, now)
         self._note("go.sent")
         for name in self._nodes:
@@ -261,6 +261,8 @@ class Launcher:
         drills = [f"drill {o.request.id}: {o.request.kind} on {o.node}" for o in self._drills.made.values() if o.node]
         if drills:
             finding = replace(finding, evidence=(*finding.evidence, *drills))
+        for name in finding.nodes:
+            self._nodes[name].blamed += not self._nodes[name].lost  # a loss has counted already
         record = record_of(finding, attempt=self._spec.attempt, launch=training.launch, last_step=training.last_step)
         now = self._clock.now()
         interruption = Interruption(record, now)

@@ -168,6 +168,7 @@ class News:
     def _take_end(self, node: Node, message: Message) -> None:
         node.port = _integer(message.get("port")) or node.port
         node.is_terminated = message.get("terminated") is True
+        node.cut_s = _seconds(message.get("cut_s"))
         node.is_port_taken = message.get("port_taken") is True
         is_killed = self._state.training is not None and self._state.training.killed_at is not None
         self.end_node(
@@ -220,3 +221,7 @@ class News:
 
 def _integer(value: object) -> int:
     return value if type(value) is int else 0
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0

@@ -27,6 +27,7 @@ class Node:
     port: int = 0  # for rank 0's rendezvous, should it be rank 0: another one for each start
     end: NodeEnd | None = None  # of its ranks in the current start, or of its agent before the first
     is_terminated: bool = False  # it got SIGTERM, from Slurm
+    cut_s: float = 0.0  # for so long had it not reached us when it stopped its ranks by itself
     is_port_taken: bool = False
     stopped_for: int = -1  # number of the start whose ranks are stopped there for certain
     evidence_for: int = -1  # number of the start of which it has collected the evidence
