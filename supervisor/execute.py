@@ -636,7 +636,7 @@ def render_attempt_spec(run: Run, attempt: Attempt, settings: Settings) -> contr
         upload_bytes_per_s=spec.checkpoint.upload_mb_per_s * 1e6,
         command_template=spec.command,
         in_job=spec.restart.in_job,
-        nodes_min=spec.nodes.min,
+        nodes_min=attempt.nodes_wanted if spec.nodes.elastic is False else spec.nodes.min,
         node_multiple=spec.nodes.multiple_of,
         max_without_progress=spec.restart.max_without_progress,
         backoff_s=spec.restart.backoff_s,

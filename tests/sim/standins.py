@@ -28,7 +28,7 @@ from supervisor.model import (
 )
 from supervisor.rundir import RunDirUnreadable
 from supervisor.slurmwatch import NOT_ASKED, Answers
-from trainer.contract import AttemptSpec, CheckResult, ExitRecord, LaunchReport, Progress, RunPaths, parse
+from trainer.contract import Advice, AttemptSpec, CheckResult, ExitRecord, LaunchReport, Progress, RunPaths, parse
 
 READ_BACK_S = 4.0
 SWEEP_S = 3.0
@@ -55,6 +55,7 @@ class Disk:
     run_dir: Path
     is_hanging: bool = False
     specs: dict[int, AttemptSpec] = field(default_factory=dict)
+    advice: dict[int, Advice] = field(default_factory=dict)
     progress: dict[int, Progress] = field(default_factory=dict)
     launches: dict[int, LaunchReport] = field(default_factory=dict)
     exits: dict[int, ExitRecord] = field(default_factory=dict)
@@ -97,6 +98,8 @@ class SimReader:
         self._on_act("write_attempt")
         if "attempt.json" in files:  # not with advice
             self._disk.specs[attempt] = parse(AttemptSpec, files["attempt.json"])
+        if "advice.json" in files:
+            self._disk.advice[attempt] = parse(Advice, files["advice.json"])
         self._on_act("write_attempt")
 
     def link_resume(self, run_dir: Path, attempt: int, target: str) -> None:
