@@ -32,14 +32,17 @@ time.sleep(99)
 class Commander:
     """The launcher's side: what the agent said so far, and orders to it."""
 
-    def __init__(self, folder: Path, program: str = WAITING, *, attempt: int = 1, **spec: Any) -> None:
+    def __init__(
+        self, folder: Path, program: str = WAITING, *, attempt: int = 1, host: str = "127.0.0.1", **spec: Any
+    ) -> None:
         self.paths = RunPaths(folder / "run")
         self.attempt = attempt
         script = folder / "train.py"
         script.write_text(program)
         values = {"command": (str(script),), "nodes": 1, "beat_interval_s": 0.1, "stop_grace_s": 1.0, **spec}
         write_json(self.dir / "attempt.json", AttemptSpec(run="r", attempt=attempt, **values))
-        self.server = BeatServer(secret="s3cret", nodes=frozenset({"n1"}), host="127.0.0.1")
+        self.host = host
+        self.server = BeatServer(secret="s3cret", nodes=frozenset({"n1"}), host=host)
         self.heard: list[BeatEvent] = []
         self._has_left = False
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -49,17 +52,20 @@ class Commander:
         """The attempt's folder."""
         return self.paths.attempt_dir(self.attempt)
 
-    def start_agent(self, *, command: tuple[str, ...] = ("-m", "trainer.node"), **environment: str) -> int:
+    def start_agent(
+        self, *, command: tuple[str, ...] = ("-m", "trainer.node"), prefix: tuple[str, ...] = (), **environment: str
+    ) -> int:
         """Start an agent; its pid."""
         variables = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "SLURMD_NODENAME": "n1",
-            ENV_LAUNCHER: f"127.0.0.1:{self.server.port}",
+            ENV_LAUNCHER: f"{self.host}:{self.server.port}",
             ENV_LAUNCHER_SECRET: "s3cret",
             **environment,
         }
-        agent = subprocess.Popen([sys.executable, *command, str(self.dir)], env=variables, cwd=self.paths.run_dir)
+        argv = [*prefix, sys.executable, *command, str(self.dir)]
+        agent = subprocess.Popen(argv, env=variables, cwd=self.paths.run_dir)
         self.agents.append(agent)
         return agent.pid
 
@@ -137,6 +143,8 @@ class Commander:
                 os.kill(agent.pid, signal.SIGCONT)
         stop = time.monotonic() + 3
         while not self._has_left and self.server.is_connected("n1") and time.monotonic() < stop:
+            if all(agent.poll() is not None for agent in self.agents):
+                break
             self.order("bye")
             self.poll()
         self.leave()
