@@ -39,6 +39,7 @@ DEFAULT_FIRST_LIMITS_S: Mapping[str, float] = MappingProxyType(
         "end": 1800.0,
     }
 )
+SECOND_STEP_S = 120.0  # at least, whatever the start took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,12 @@ class PhaseLimits:
         """Silence longer than this, in this phase, is a stall."""
         seen = self.seen_s.get(phase)
         if not seen:
-            return self.policy.first_s.get(phase, DEFAULT_FIRST_LIMITS_S[phase])
+            first_s = self.policy.first_s.get(phase, DEFAULT_FIRST_LIMITS_S[phase])
+            start = self.seen_s.get("start") if phase == "step" else None
+            if not start:
+                return first_s
+            # A second step may compile once more, and is hardly ever much slower than all that came before the first.
+            return min(first_s, max(self.policy.factor * max(start), SECOND_STEP_S))
         return min(max(self.policy.factor * max(seen), self.policy.min_s), self.policy.max_s)
 
 

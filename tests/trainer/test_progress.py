@@ -78,6 +78,14 @@ def test_the_first_step_has_the_limit_of_the_start_and_teaches_nothing_about_ste
         assert progress.record.limit_s == 40
 
 
+@pytest.mark.parametrize(("start_s", "limit_s"), [(3.0, 120.0), (40.0, 200.0), (2880.0, 300.0)])
+def test_the_second_step_is_measured_by_the_start_until_steps_are_known(start_s: float, limit_s: float) -> None:
+    limits = PhaseLimits(policy=POLICY).learn("start", start_s)
+
+    assert limits.limit_s("step") == limit_s
+    assert limits.learn("step", 4.0).limit_s("step") == 20.0
+
+
 def test_a_resumed_run_shows_its_step_and_keeps_the_limit_of_the_start() -> None:
     with _writer(_Clock()) as progress:
         progress.resumed(40, 480)
