@@ -33,6 +33,9 @@ _ONE_NODE_SCRIPT = """#!/bin/bash
 #SBATCH --ntasks-per-node=1
 #SBATCH --no-requeue
 #SBATCH --output={output}
+# Its best: workers that are started again would otherwise find the addresses of those before them in torchrun's own
+# store, and fail to meet, again and again.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 exec {torchrun} --standalone --nproc-per-node={procs} --max-restarts={restarts} {training}
 """
 
