@@ -43,7 +43,7 @@ from typing import Any, NoReturn
 
 _FIRST = ("torch", "torch.distributed")
 # What many trainings import beside, unless SUPERVISOR_WARM_IMPORTS names other modules; only while nobody waits.
-_MORE = "numpy,torch.utils.data,torch._dynamo,torch.distributed.fsdp,torch.distributed.checkpoint"
+_MORE = "numpy,torch.utils.data,torch._dynamo,torch.distributed.fsdp,torch.distributed.checkpoint.state_dict"
 _IDLE_S = 20.0  # a start has the processors for so long before more is imported
 _REPARENT_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG = 1
