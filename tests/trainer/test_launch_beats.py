@@ -131,6 +131,31 @@ def test_orders_reach_the_node_and_keep_it_from_feeling_alone(server: BeatServer
     node.stop(2)
 
 
+def test_beats_alone_do_not_wake_the_launcher_and_anything_else_does(server: BeatServer) -> None:
+    node = client(server)
+    collect(server, lambda events: "beat" in kinds(events))
+    begun = time.monotonic()
+    beats = server.poll(0.4)
+    assert time.monotonic() - begun >= 0.4
+    assert len(beats) >= 2
+    node.send({"type": "ended", "exit_code": 0})
+    begun = time.monotonic()
+    assert "ended" in kinds(server.poll(20))
+    assert time.monotonic() - begun < 10
+    node.stop(2)
+
+
+def test_a_mute_node_says_and_hears_nothing_and_comes_back(server: BeatServer) -> None:
+    node = client(server)
+    collect(server, lambda events: "beat" in kinds(events))
+    node.mute(1.0)
+    server.poll(0.2)  # what was under way
+    assert server.poll(0.5) == []
+    assert server.is_connected("n1")
+    collect(server, lambda events: "connected" in {event.kind for event in events})
+    node.stop(2)
+
+
 def test_a_node_knows_when_it_has_lost_its_launcher() -> None:
     with closing(BeatServer(secret="s3cret", nodes=frozenset({"n1"}), host="127.0.0.1")) as server:
         node = client(server)

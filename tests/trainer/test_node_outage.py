@@ -35,10 +35,10 @@ def play_a_cut(folder: Path) -> None:
         node.start_agent()
         rank = node.begin(0)
         cut_at = time.monotonic()
-        node.order("drill", id="d1", kind="network", for_s=2.2)
+        node.order("drill", id="d1", kind="network", for_s=3.5)
         node.await_said("drilled", id="d1", ok=True)
         node.until(lambda: not node.is_alive(rank))
-        assert 1.0 < time.monotonic() - cut_at < 2.2  # before it could be replaced, and while nobody could tell it to
+        assert 1.0 < time.monotonic() - cut_at < 3.5  # before it could be replaced, and while nobody could tell it to
         word = parse(CutOff, node.until(lambda: _read(node.paths.cut_off(1, "n1"))))
         assert (word.node, word.boot_id) == ("n1", node.said("hello")[-1]["boot_id"])
         back = node.until(lambda: next((m for m in node.said("hello") if m["cut_s"] > 0), None))
@@ -103,7 +103,9 @@ def test_a_busy_node_is_no_dead_node(node: Commander) -> None:
     os.killpg(hog.pid, signal.SIGKILL)
     hog.communicate()
     beats = [event.at for event in node.heard if event.message.get("type") == "beat"]
-    assert max(later - earlier for earlier, later in itertools.pairwise(beats)) < QUICK["suspect_after_s"]
+    assert (
+        max(later - earlier for earlier, later in itertools.pairwise(beats)) < 3.0
+    )  # suspect_after_s as it is by default
     assert node.is_alive(rank)
     assert node.said("ended") == []
 
@@ -166,7 +168,7 @@ sys.exit(node.main(sys.argv[1:2]))
     with commanding(folder, **QUICK) as node:
         node.start_agent(command=(str(program),))
         rank = node.begin(0)
-        node.order("drill", id="d", kind="network", for_s=2.0)
+        node.order("drill", id="d", kind="network", for_s=3.0)
         node.until(lambda: not node.is_alive(rank), deadline_s=10)
         node.until(lambda: any(m["cut_s"] > 0 for m in node.said("hello")))
 
