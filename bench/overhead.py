@@ -46,6 +46,8 @@ min = {ranks}
 max = {ranks}
 [checkpoint]
 every_s = {every_s}
+[progress]
+step_min_s = 600
 """
 
 
