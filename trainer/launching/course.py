@@ -12,7 +12,7 @@ from trainer.launching.choice import choose_training
 from trainer.launching.interruptions import Finding
 from trainer.launching.nodes import Node
 from trainer.launching.training import Training
-from trainer.verdict import EXIT_MISCONFIGURED, Candidate, Go, NodeEnd, Verdict
+from trainer.verdict import EXIT_MISCONFIGURED, EXIT_NOT_STARTED, Candidate, Go, NodeEnd, Verdict
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 # What a training says on purpose: starting it again in the same attempt would only bring it there once more.
@@ -41,7 +41,7 @@ def find_failure(training: Training, nodes: Mapping[str, Node]) -> Finding | Non
         return None
     first = failures[0]
     cut = [node for node in nodes.values() if node.cut_s > 0]
-    if nodes[first.node] in cut and 2 * len(cut) < len(nodes):  # else it is we who were cut off, or stopped
+    if nodes[first.node] in cut and 2 * len(cut) <= len(nodes):  # else it is we who were cut off, or stopped
         return _cut_off(first, nodes[first.node].cut_s)
     is_port_taken = nodes[first.node].is_port_taken
     others = [f"{end.node}: {end.reason} (exit code {end.exit_code})" for end in failures[1:9]]
@@ -52,6 +52,24 @@ def find_failure(training: Training, nodes: Mapping[str, Node]) -> Finding | Non
         hint=first.node,
         evidence=(f"{first.node}: {first.reason} (exit code {first.exit_code})", *others),
         is_weak=first.is_victim,
+    )
+
+
+def find_unstarted(
+    training: Training, nodes: Mapping[str, Node], now: float, limit_s: float, *, is_gated: bool
+) -> Finding | None:
+    """A node that was told its place and does not begin. `is_gated`: the others still wait for the first one."""
+    if now - training.began_at <= limit_s:
+        return None
+    idle = [name for name in training.nodes if nodes[name].state in ("ready", "spare", "checking")]
+    if not idle and not is_gated:
+        return None
+    slow = idle[0] if idle and not is_gated else training.nodes[0]
+    return Finding(
+        kind="start_failed",
+        cause=f"{slow} did not begin within {limit_s:g} s of its order",
+        exit_code=EXIT_NOT_STARTED,
+        hint=slow,
     )
 
 

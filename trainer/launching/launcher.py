@@ -10,9 +10,10 @@ from pathlib import Path
 
 from trainer.contract import EXIT_NODE_SILENT, AttemptSpec, ExitRecord, Outcome, RunPaths
 from trainer.launching.clock import OwnClock
-from trainer.launching.course import choose_fewer, find_failure, is_final
+from trainer.launching.course import find_failure, find_unstarted, is_final
 from trainer.launching.drills import Drills
 from trainer.launching.ending import Ending
+from trainer.launching.first_start import FirstStart
 from trainer.launching.fleet import Fleet
 from trainer.launching.hangs import Hang
 from trainer.launching.interruptions import Finding, Interruption, finding_of, record_of
@@ -28,18 +29,14 @@ from trainer.launching.resume import ResumePoint
 from trainer.launching.state import State
 from trainer.launching.streak import Streak
 from trainer.launching.training import Training
+from trainer.launching.unaided import SilenceWatch
 from trainer.launching.watched import WatchedFiles, ask_within
 from trainer.launching.watches import Watches
 from trainer.launching.writer import Writer, read_outcome
-from trainer.step import find_blamed_node
 from trainer.verdict import (
     EXIT_MISCONFIGURED,
-    EXIT_NOT_STARTED,
-    Candidate,
     Go,
-    NodeEnd,
     Verdict,
-    choose_nodes,
     judge_ends,
 )
 
@@ -97,7 +94,7 @@ class Launcher:
         self._state = State()
         self._places = Places(spec, job_id, self._state, self._fleet)
         self._watches = Watches(spec)
-        self._enough_at: float | None = None
+        self._first_start = FirstStart(spec, self._fleet, limits, self._clock)
         self._interruptions: list[Interruption] = []
         self._streak = Streak()
         self._hang: Hang | None = None
@@ -114,6 +111,14 @@ class Launcher:
             note=self._note,
             interrupt=self._interrupt,
             outcome=self._outcome,
+        )
+        self._silence = SilenceWatch(
+            spec=spec,
+            fleet=self._fleet,
+            state=self._state,
+            limits=limits,
+            clock=self._clock,
+            end_node=self._news.end_node,
         )
 
     def run(self) -> int:
@@ -133,7 +138,7 @@ class Launcher:
         if not is_news and self._clock.now() - self._turned_at < POLL_S:
             return None  # nothing but beats
         self._turned_at = self._clock.now()
-        verdict = self._requests.verdict(self._fleet.silent_since) or self._look_for_silence() or self._decide()
+        verdict = self._requests.verdict(self._fleet.silent_since) or self._silence.look() or self._decide()
         self._report()
         return verdict
 
@@ -177,49 +182,11 @@ class Launcher:
         return None
 
     def _decide_start(self) -> Verdict | None:
-        now = self._clock.now()
-        candidates = [
-            Candidate(
-                node=n.name,
-                is_connected=n.connected_at is not None,
-                is_checked=n.is_checked,
-                is_silent=n.name in self._fleet.silent_since or bool(n.lost),
-                failed=n.failed or (n.end.reason if n.end else ""),
-                exit_code=n.end.exit_code if n.end else None,
-            )
-            for n in self._nodes.values()
-        ]
-        healthy = [c.node for c in candidates if c.is_checked and not c.failed and not c.is_silent]
-        if len(healthy) >= self._spec.nodes and self._enough_at is None:
-            self._enough_at = now
-        choice = choose_nodes(
-            candidates,
-            self._spec.nodes,
-            may_wait_for_spares=self._enough_at is None or now - self._enough_at < self._limits.spare_grace_s,
-            is_too_late=self._is_start_late(now),
-        )
-        if isinstance(choice, Verdict):
-            choice = choose_fewer(choice, candidates, self._spec, is_too_late=self._is_start_late(now))
+        choice = self._first_start.decide()
         if isinstance(choice, Go):
             self._begin(choice.nodes, ResumePoint(path=self._spec.resume_from, step=self._spec.resume_step))
             return None
-        if choice is None and self._fleet.is_srun_gone():
-            return self._judge_failed_start()
         return choice
-
-    def _is_start_late(self, now: float) -> bool:
-        connected = [n.connected_at for n in self._nodes.values() if n.connected_at is not None]
-        if now - self._fleet.started_at > self._limits.connect_s and len(connected) < len(self._nodes):
-            return True
-        limit_s = self._spec.start_checks_timeout_s + self._limits.checks_margin_s
-        return len(connected) == len(self._nodes) and now - max(connected) > limit_s
-
-    def _judge_failed_start(self) -> Verdict:
-        lines = [line for step in self._fleet.steps for line in step.lines]
-        node = find_blamed_node(lines, list(self._nodes))
-        code = EXIT_NODE_SILENT if node else EXIT_NOT_STARTED
-        said = lines[0] if lines else "it said nothing"
-        return Verdict(exit_code=code, reason=f"the training step did not start; {said}", node=node)
 
     # ---- each start
 
@@ -357,7 +324,7 @@ class Launcher:
         silent = [name for name in open_nodes if name in self._fleet.silent_since]
         if silent and not any(self._fleet.is_wavering(name) for name in open_nodes):
             # its peers fail because of it: they are the victims, whoever reported first
-            return self._judge_silence(silent)
+            return self._silence.judge(silent)
         if training.killed_at is None and now - training.failed_at > self._limits.peer_grace_s:
             training.killed_at = now
             for name in open_nodes:
@@ -375,6 +342,11 @@ class Launcher:
             return None if is_meant else find_failure(training, self._nodes)
         if any(self._nodes[name].lost for name in training.nodes):
             return None  # told by the loss itself
+        mute = find_unstarted(
+            training, self._nodes, now, self._limits.begin_s, is_gated=not self._all_may_come(training)
+        )
+        if mute is not None:
+            return mute
         judged, self._reporter.stragglers = self._watches.judge(
             now,
             saved_step=self._files.progress.saved_step if self._files.progress else None,
@@ -423,32 +395,6 @@ class Launcher:
             found = ask_within(OUTCOME_LIMIT_S, lambda: read_outcome(path, self._spec.attempt))
             self._outcome_asked = (len(training.ends), found)
         return self._outcome_asked[1]
-
-    def _judge_silence(self, silent: Sequence[str]) -> Verdict:
-        first = min(silent, key=lambda name: self._fleet.silent_since[name])
-        reason = f"no beat from {', '.join(silent)} for more than {self._spec.suspect_after_s:g} s"
-        return Verdict(exit_code=EXIT_NODE_SILENT, reason=reason, node=first)
-
-    def _look_for_silence(self) -> Verdict | None:
-        """Without starts inside the allocation: a silent node that nobody acted upon, an agent that was killed.
-
-        srun tells of a killed agent only when the last process that it left has ended. A kernel that closes a
-        connection is alive, so this is no silent node; one that goes down closes them too, and is given the time in
-        which the service finds it silent.
-        """
-        if self._spec.in_job and self._state.training is not None:
-            return None
-        now = self._clock.now()
-        for node in self._nodes.values():
-            limit_s = 2 * self._spec.suspect_after_s
-            if node.end is None and node.closed_at is not None and now - node.closed_at > limit_s:
-                self._news.end_node(NodeEnd(node=node.name, exit_code=1, reason="its agent ended without a word"))
-        if self._state.training is None:
-            return None
-        silent = [name for name in self._state.training.nodes if name in self._fleet.silent_since]
-        if any(now - self._fleet.silent_since[name] > self._limits.silent_s for name in silent):
-            return self._judge_silence(silent)
-        return None
 
     # ---- end
 
