@@ -44,7 +44,17 @@ from supervisor.model import (
     World,
 )
 from tests.core.builders import NOW, RUN, SPEC, STALE, ago, checkpoint, checkpoint_view, over, spec
-from trainer.contract import PHASES, CheckResult, Divergence, ExitRecord, LaunchReport, NodeBeat, Outcome, Progress
+from trainer.contract import (
+    PHASES,
+    CheckResult,
+    Divergence,
+    ExitRecord,
+    InterruptionRecord,
+    LaunchReport,
+    NodeBeat,
+    Outcome,
+    Progress,
+)
 
 PROPERTY = settings(deadline=None, max_examples=100)
 NAMES = [f"n{i}" for i in range(1, 6)]
@@ -52,6 +62,7 @@ NAMES = [f"n{i}" for i in range(1, 6)]
 ages = st.sampled_from([0.0, 0.5, 1.0, 3.5, 9.0, 25.0, 100.0, 4000.0])
 instants = ages.map(ago)
 names = st.sampled_from(NAMES)
+launches = st.integers(0, 3)  # starts of the training inside one job
 
 
 def maybe(of: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -309,6 +320,7 @@ def views(draw: st.DrawFn, number: int) -> RunView:
                         phase=st.sampled_from(PHASES),
                         limit_s=maybe(st.just(5.0)),
                         final_step=maybe(st.just(300)),
+                        launch=maybe(launches),
                         save_blocking_s=maybe(st.floats()),
                         save_total_s=maybe(st.floats()),
                         saved_step=maybe(st.just(200)),
@@ -331,8 +343,12 @@ def views(draw: st.DrawFn, number: int) -> RunView:
                         seq=st.just(1),
                         time=st.just(0.0),
                         host=names,
-                        phase=st.just("running"),
+                        phase=st.sampled_from(["running", "running", "checking", "recovering"]),
                         nodes=beats,
+                        launch=launches,
+                        training=st.lists(names, max_size=3).map(tuple),
+                        resume_step=st.sampled_from([0, 100]),
+                        why=st.sampled_from(["", "n2 is lost"]),
                     ),
                     unchanged_s=ages,
                 )
@@ -348,13 +364,31 @@ def views(draw: st.DrawFn, number: int) -> RunView:
                     reason=st.sampled_from(["ended", ""]),
                     node=maybe(names),
                     time=st.just(0.0),
+                    bad_nodes=st.lists(names, max_size=2).map(tuple),
+                    launches=launches.map(lambda launch: launch + 1),
+                    next=st.sampled_from(["", "resubmit", "hold"]),
                 )
             )
         ),
+        interruptions=tuple(_interruption(draw, number, launch) for launch in sorted(draw(st.sets(launches)))),
         divergence=draw(maybe(divergences.map(lambda found: replace(found, attempt=number)))),
         outcome=draw(maybe(st.just(Outcome(attempt=number, exit_code=78, message="bad shard")))),
         checkpoints=tuple(_checkpoint_view(draw, step, attempt) for step, attempt in shown),
         unknown_checkpoints=tuple(draw(st.lists(st.tuples(st.just(100), st.integers(1, 2)), max_size=1))),
+    )
+
+
+def _interruption(draw: st.DrawFn, attempt: int, launch: int) -> InterruptionRecord:
+    return InterruptionRecord(
+        attempt=attempt,
+        launch=launch,
+        kind=draw(st.sampled_from(["node_lost", "check_failed", "process", "hang", "?"])),
+        cause=draw(st.sampled_from(["n2 is lost", ""])),
+        nodes=tuple(draw(st.lists(names, max_size=2))),
+        training=tuple(draw(st.lists(names, max_size=2))),
+        last_step=draw(maybe(st.sampled_from([100, 250]))),
+        detected_at=draw(instants).timestamp(),
+        resumed_at=draw(maybe(instants.map(lambda at: at.timestamp()))),
     )
 
 
@@ -443,7 +477,7 @@ def apply(known: World, plan: Plan) -> World:
     rows |= {(a.run, a.number): a for a in (*known.attempts["gpt"], *known.aside.get("gpt", ()))}
     rows |= {("checkpoint", c.key): c for c in known.checkpoints["gpt"]}
     rows |= {("node", m.node): m for m in known.nodes.values()}
-    rows |= {("interruption", i.attempt): i for i in known.interruptions}
+    rows |= {("interruption", i.attempt, i.launch): i for i in known.interruptions}
     for record in (f.record for f in plan.facts):
         if isinstance(record, Run):
             rows["run", record.name] = record
@@ -454,7 +488,7 @@ def apply(known: World, plan: Plan) -> World:
         elif isinstance(record, NodeMemory):
             rows["node", record.node] = record
         elif isinstance(record, Interruption):
-            rows["interruption", record.attempt] = record
+            rows["interruption", record.attempt, record.launch] = record
     attempts = sorted((r for r in rows.values() if isinstance(r, Attempt)), key=lambda a: a.number)
     gone = {i.key for i in (*plan.withdrawn, *plan.settled)}
     still_open = [i for i in known.open_intents if i.key not in gone]
@@ -465,7 +499,7 @@ def apply(known: World, plan: Plan) -> World:
         aside={"gpt": tuple(a for a in attempts if a.is_aside)},
         checkpoints={"gpt": tuple(r for k, r in rows.items() if k[0] == "checkpoint")},
         nodes={r.node: r for k, r in rows.items() if k[0] == "node"},
-        interruptions=tuple(r for k, r in rows.items() if k[0] == "interruption" and r.resumed_at is None),
+        interruptions=tuple(r for k, r in rows.items() if k[0] == "interruption" and r.caught_up_at is None),
         open_intents=(*still_open, *plan.intents),
         settled_intents=(*known.settled_intents, *plan.settled, *plan.withdrawn),
     )
