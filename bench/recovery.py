@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from bench.overhead import measure_overhead
-from bench.recovery_ours import Shape, cut_batch_host, cut_node, kill_workers, stop_ranks
+from bench.recovery_ours import Shape, cut_batch_host, cut_node, kill_workers, stop_rank
 from bench.recovery_peers import PROCS, TRAINING, measure_cuts, measure_start, measure_torchrun_worker
 from bench.recovery_result import Findings, rate, tell
 from bench.report import describe_machine, finish, say
@@ -115,7 +115,7 @@ _MEASURES: Mapping[str, Measure] = {
         kill_workers, way="worker_warm", shape=Shape(nodes_min=1, nodes_max=1, procs=PROCS, worker_start="warm")
     ),
     "torchrun": _measure_torchrun,
-    "hang": partial(stop_ranks, way="hang", shape=Shape()),
+    "hang": _each(partial(stop_rank, way="hang", shape=Shape())),
     "batch_host_alone": _each(partial(cut_batch_host, way="batch_host_alone", shape=_FEWER, is_alone=True)),
     "batch_host": _each(partial(cut_batch_host, way="batch_host", shape=_FEWER, is_alone=False), at_most=FEW),
     "nvrx": _measure_nvrx,

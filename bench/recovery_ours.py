@@ -172,16 +172,13 @@ def kill_workers(stage: Stage, service: Service, findings: Findings, repeats: in
             training.await_checkpoints(gap.first_step)
 
 
-def stop_ranks(stage: Stage, service: Service, findings: Findings, repeats: int, *, way: str, shape: Shape) -> None:
-    """One rank is stopped (SIGSTOP), again and again: it neither steps nor dies."""
+def stop_rank(stage: Stage, service: Service, findings: Findings, *, way: str, shape: Shape) -> None:
+    """One rank is stopped (SIGSTOP): it neither steps nor dies. Once a run: a second time would blame its node."""
     with train(stage, service, way, shape) as training:
-        for _ in range(repeats):
-            node = training.node_of_rank(1)
-            since = time.time()
-            signal_rank(stage, node, 0, signal.SIGSTOP)
-            recovery = _in_job_recovery(training, way, node, since, is_timed=True)
-            findings.add(recovery)
-            training.await_checkpoints(recovery.gap.first_step)
+        node = training.node_of_rank(1)
+        since = time.time()
+        signal_rank(stage, node, 0, signal.SIGSTOP)
+        findings.add(_in_job_recovery(training, way, node, since, is_timed=True))
 
 
 def cut_batch_host(
