@@ -122,7 +122,6 @@ class AttemptSpec:
     backoff_s: float = 15.0  # before the second start without progress in a row; doubles
     stop_grace_s: float = 2.0  # from SIGTERM to SIGKILL when a start is stopped
     worker_start: str = "direct"  # "direct", "torchrun" or "warm": how trainer.node starts the ranks
-    worker_restarts: int = 0  # superseded by in_job
     beat_interval_s: float = 0.5
     suspect_after_s: float = 3.0  # a node without a beat for this long is suspect, and lost if its port is silent too
     liveness_timeout_s: float = 10.0  # a node without a beat for this long is lost, whatever its port says
@@ -295,10 +294,12 @@ class InterruptionRecord:
     launch: int  # the start that was interrupted, from 0
     kind: str  # one of INTERRUPTION_KINDS
     cause: str  # one sentence for people
-    nodes: tuple[str, ...] = ()  # to blame, by evidence; they are not used again in this attempt
+    # To blame, by evidence. One that comes back and is sound is used again only where nodes would be short otherwise.
+    nodes: tuple[str, ...] = ()
     hint: str = ""  # a node that is named without proof
     evidence: tuple[str, ...] = ()
     last_step: int | None = None  # newest step known of the start that was interrupted
+    trained: tuple[str, ...] = ()  # nodes of the start that was interrupted, in rank order
     resume_step: int = 0  # of the start that follows
     training: tuple[str, ...] = ()  # nodes of the start that follows; empty: none followed
     detected_at: float  # seconds since the epoch

@@ -194,6 +194,23 @@ def test_a_late_beat_a_stopped_launcher_and_a_stepped_clock_interrupt_nothing(
     assert report.time > time.time() + 1800  # the clock did step
 
 
+def test_a_suspended_job_goes_on_where_it_stopped(attempt: Attempt, slurmd: tuple[str, int]) -> None:
+    ports = {"n1": slurmd, "n2": slurmd}
+    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=1.0, liveness_timeout_s=3.0, ports=ports)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=0))
+    pids = attempt.processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)  # the suspension: longer than anybody waits for a node or a launcher here
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    before = attempt.report()
+    assert before is not None
+    assert eventually(lambda: (report := attempt.report()) and report.seq > before.seq + 4)
+    assert (attempt.launch(), attempt.silent()) == (0, ())
+    assert set(pids) <= set(attempt.processes())
+
+
 def test_a_node_that_comes_back_does_not_disturb_and_may_be_used_later(
     attempt: Attempt, slurmd: tuple[str, int]
 ) -> None:

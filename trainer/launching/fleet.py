@@ -10,7 +10,7 @@ from dataclasses import replace
 from trainer import contract
 from trainer.beats import BeatEvent, BeatServer, Message
 from trainer.contract import ENV_AGENT_LOG, AttemptSpec
-from trainer.launching.clock import OwnClock
+from trainer.launching.clock import JUST_S, OwnClock
 from trainer.launching.limits import POLL_S, Limits
 from trainer.launching.nodes import Node
 from trainer.launching.ports import PortWatch
@@ -188,7 +188,9 @@ class Fleet:
     def find_losses(self, *, is_urgent: bool) -> list[Loss]:
         """Nodes that are lost since the last look. `is_urgent`: all wait for it, and others can take its place."""
         self._patience = replace(
-            self._patience, liveness_s=self._spec.suspect_after_s if is_urgent else self._spec.liveness_timeout_s
+            self._patience,
+            liveness_s=self._spec.suspect_after_s if is_urgent else self._spec.liveness_timeout_s,
+            closed_s=JUST_S if self._clock.has_just_woken() else self._limits.closed_s,
         )
         doubted = [node for node in self.nodes.values() if self._is_doubted(node)]
         beside = self._find_reference(doubted)

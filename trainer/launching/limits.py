@@ -25,7 +25,7 @@ class Limits:
     last_word_s: float = 0.5
     # ---- of a recovery inside the allocation
     begin_s: float = 120.0  # from the order to begin until a node says that it has
-    closed_s: float = 1.0  # an agent whose connection broke is back by then, if it lives
+    closed_s: float = 1.5  # an agent whose connection broke is back by then, if it lives
     evidence_s: float = 5.0  # for the nodes to collect what a hang leaves
     respawn_s: float = 20.0  # for a new agent on a node whose agent was killed
     resume_s: float = (
