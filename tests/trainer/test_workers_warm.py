@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.agents import commanding
 from tests.trainer.test_workers import below, eventually, is_alive, write
 from tests.trainer.workers_rig import Agent, open_agent
 
@@ -107,6 +108,37 @@ def test_ranks_and_what_is_prepared_end_with_their_agent(tmp_path: Path) -> None
     agent.process.kill()
     agent.process.communicate()
     assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+UP = """
+import os, pathlib, sys, time
+path = pathlib.Path(os.environ["SUPERVISOR_RUN_DIR"], f"up.{os.environ['SUPERVISOR_LAUNCH']}.0")
+path.with_suffix(".tmp").write_text(f"{os.getpid()} {'torch' in sys.modules}")
+path.with_suffix(".tmp").rename(path)
+time.sleep(99)
+"""
+
+
+def test_an_agent_keeps_its_prepared_interpreter_from_one_start_to_the_next(tmp_path: Path) -> None:
+    with commanding(tmp_path, UP, worker_start="warm", environment={"SUPERVISOR_WARM_IMPORTS": "numpy"}) as node:
+        agent = node.start_agent()
+        prepared = []
+        for launch in range(2):
+            rank = node.begin(launch)
+            assert node.up(launch) == [str(rank), "True"]
+            prepared.append(find_prepared(agent))
+            node.order("stop", launch=launch, grace_s=1.0)
+            node.await_said("stopped", launch=launch)
+            assert not node.is_alive(rank)
+        assert len(set(prepared)) == 1
+
+
+def find_prepared(agent: int) -> int:
+    """The agent's child that runs trainer/warm.py and is no fork of one: those have sessions of their own."""
+    (found,) = [
+        pid for pid in below(agent) if b"warm.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and os.getsid(pid) != pid
+    ]
+    return found
 
 
 def test_an_interpreter_that_is_stopped_while_it_prepares_starts_nothing(tmp_path: Path) -> None:

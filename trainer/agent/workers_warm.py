@@ -78,7 +78,10 @@ class WarmWorkers:
 
     def stop(self, grace_s: float) -> list[int]:
         """See `Workers`; the prepared interpreter stays."""
-        if self._waiting:
+        self._listen()
+        if self._waiting and self._zygote is not None and self._zygote.is_ready:
+            self._listen(_FORK_LIMIT_S)
+        if self._waiting:  # it is importing still
             self._end_zygote()
             self._waiting = []
         if self._processes is None:
