@@ -186,8 +186,7 @@ def test_the_rank_that_does_not_come_to_a_collective_is_named(node: Node, tmp_pa
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    for rank in range(3):
-        node.start(rank, ["-m", "tests.trainer.hangs.gloo_training", "1", how], environment)
+    node.start(0, ["-m", "tests.trainer.hangs.gloo_training", "3", "1", how], environment)
     node.await_ranks(lambda steps: max(steps.values(), default=0) >= 1)
 
     hang = _watch_until_hung(node)
@@ -207,7 +206,7 @@ def test_the_rank_that_does_not_come_to_a_collective_is_named(node: Node, tmp_pa
 
 
 def _watch_until_hung(node: Node) -> Hang:
-    watch = HangWatch(make_spec(phase_bounds_s={"step": (3.5, 60.0)}))
+    watch = HangWatch(make_spec(phase_bounds_s={"step": (3.0, 60.0)}))
     watch.begin(0, ["a"], time.monotonic())
     deadline = time.monotonic() + DEADLINE_S
     while True:

@@ -1,7 +1,11 @@
-"""One rank of a real training (gloo, DDP) in which a rank stops taking part: `RANK HOW` of it are the arguments."""
+"""A real training (gloo, DDP) in which a rank stops taking part: `WORLD RANK HOW` are the arguments.
+
+The ranks are forked from one process that has imported torch, and end with it.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -18,7 +22,17 @@ HANGS_AT = 5
 
 
 def main() -> None:
-    hangs, how = int(sys.argv[1]), sys.argv[2]
+    world, hangs, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    for rank in range(world):
+        if os.fork() == 0:
+            ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+            os.environ["RANK"] = str(rank)
+            train(hangs, how)
+    for _ in range(world):
+        os.wait()
+
+
+def train(hangs: int, how: str) -> None:
     progress = ProgressWriter(None, 1, policy=LimitPolicy(min_s=1.0))
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
