@@ -80,6 +80,9 @@ def find_attempts(run_dir: Path) -> tuple[int, ...]:
 def _find_nodes(paths: RunPaths, attempt: int, launch: int, report: LaunchReport | None) -> tuple[str, ...]:
     if report is not None and report.launch == launch:
         return report.training
+    own = _read(InterruptionRecord, paths.interruption(attempt, launch), _RECORD_BYTES)
+    if own is not None and own.trained:
+        return own.trained
     before = _read(InterruptionRecord, paths.interruption(attempt, launch - 1), _RECORD_BYTES) if launch else None
     return before.training if before is not None else ()
 

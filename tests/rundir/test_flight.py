@@ -22,7 +22,9 @@ def attempt(paths: RunPaths) -> RunPaths:
     """Four ranks on two nodes, in the second start of the attempt; its rank 2 sleeps."""
     spec = AttemptSpec(run="run", attempt=1, command=("x",), nodes=2, procs_per_node=2)
     contract.write_json(paths.attempt_spec(1), spec)
-    before = InterruptionRecord(attempt=1, launch=0, kind="hang", cause="x", training=("n4", "n2"), detected_at=1.0)
+    before = InterruptionRecord(
+        attempt=1, launch=0, kind="hang", cause="x", trained=("n4", "n5"), training=("n4", "n2"), detected_at=1.0
+    )
     paths.interruption(1, 0).parent.mkdir()
     contract.write_json(paths.interruption(1, 0), before)
     paths.evidence(1, 0).mkdir(parents=True)
@@ -87,7 +89,7 @@ def test_nodes_are_told_of_the_start_that_the_launcher_reports(attempt: RunPaths
     )
     contract.write_json(attempt.launch_report(1), report)
     first, second = find_starts(attempt.run_dir, 1)
-    assert (first.nodes, second.nodes) == ((), ("n1", "n3"))
+    assert (first.nodes, second.nodes) == (("n4", "n5"), ("n1", "n3"))
     assert [second.node_of(rank) for rank in (0, 1, 2, 3, 4)] == ["n1", "n1", "n3", "n3", None]
     assert Start(folder=Path(), attempt=1, launch=0).node_of(0) is None
 

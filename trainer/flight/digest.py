@@ -44,6 +44,8 @@ def _keep(items: list[Any]) -> list[Any]:
             over[group] += 1
             if over[group] > MAX_OVER:
                 continue
+            if over[group] > 1:  # of those that are over only the newest place is told
+                item = {key: value for key, value in item.items() if key != "frames"}  # noqa: PLW2901
         kept.append(item)
     return kept[::-1]
 

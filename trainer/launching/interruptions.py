@@ -77,7 +77,9 @@ class Interruption:
         return True
 
 
-def record_of(finding: Finding, *, attempt: int, launch: int, last_step: int | None) -> InterruptionRecord:
+def record_of(
+    finding: Finding, *, attempt: int, launch: int, last_step: int | None, trained: tuple[str, ...] = ()
+) -> InterruptionRecord:
     """The record as it is when an interruption is found."""
     return InterruptionRecord(
         attempt=attempt,
@@ -87,6 +89,7 @@ def record_of(finding: Finding, *, attempt: int, launch: int, last_step: int | N
         nodes=finding.nodes,
         hint=finding.hint,
         evidence=finding.evidence,
+        trained=trained,
         last_step=last_step,
         detected_at=round(time.time(), 3),
         parts_s={"detect": round(finding.detect_s, 3)},

@@ -230,7 +230,13 @@ class Launcher:
             finding = replace(finding, evidence=(*finding.evidence, *drills))
         for name in finding.nodes:
             self._nodes[name].blamed += not self._nodes[name].lost  # a loss has counted already
-        record = record_of(finding, attempt=self._spec.attempt, launch=training.launch, last_step=training.last_step)
+        record = record_of(
+            finding,
+            attempt=self._spec.attempt,
+            launch=training.launch,
+            trained=tuple(training.nodes),
+            last_step=training.last_step,
+        )
         now = self._clock.now()
         interruption = Interruption(record, now)
         self._interruptions.append(interruption)
