@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from slurm.types import JobFlag, JobRecord, NodeAvailability, NodeBase, NodeRecord
+from supervisor.core.attempts import since_suspension_s
 from supervisor.core.launches import NOT_TRAINING, REPORT_EVERY_S, needed_nodes
 from supervisor.core.sight import Sight, Silence
 from supervisor.model import (
@@ -150,7 +151,8 @@ def judge_silence(sight: Sight, ports: Mapping[str, PortProbe]) -> tuple[Silence
         return _judge_without_launcher(sight, ports)
     if attempt.state is not AttemptState.RUNNING:
         return ()
-    report_age_s = max(0.0, launch.unchanged_s - REPORT_EVERY_S)
+    # a job that was suspended until just now is silent for as long as it was
+    report_age_s = max(0.0, min(launch.unchanged_s, since_suspension_s(attempt, sight.now)) - REPORT_EVERY_S)
     found = []
     for node in needed_nodes(attempt, launch.value):
         age_s = _beat_age(node, launch.value, report_age_s)

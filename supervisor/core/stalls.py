@@ -17,8 +17,8 @@ def judge_stall(sight: Sight) -> str | None:
     """One sentence when the progress file has been silent for longer than its phase allows; None otherwise.
 
     The limit is the one that the job announces (learnt from observed durations), kept within the run file's bounds;
-    without an announcement it is the upper bound. Ages are measured by the observer's monotonic clock. While the
-    launcher lives it judges first, by the same limits: the training has hung here when it has not acted for a margin.
+    without an announcement it is the upper bound. Ages are measured by the observer's monotonic clock. The
+    launcher judges first, by the same limits: the training has hung here when it has not acted for a margin.
     """
     attempt, view = sight.attempt, sight.view
     if attempt.state is not AttemptState.RUNNING or view is None:
@@ -26,8 +26,8 @@ def judge_stall(sight: Sight) -> str | None:
     if sight.is_suspended or not sight.jobs_are_fresh:  # without an answer of squeue nobody knows whether it is
         return None
     suspended_ago_s = since_suspension_s(attempt, sight.now)
-    is_handled = is_in_hand(sight)
-    if is_handled and view.launch is not None and view.launch.value.phase == RECOVERING:
+    has_judge = sight.run.script is None and sight.run.spec.restart.in_job
+    if is_in_hand(sight) and view.launch is not None and view.launch.value.phase == RECOVERING:
         return None  # how long that may take is another question
     suspended_ago_s = min(suspended_ago_s, since_launch_s(attempt, sight.now))
     if view.progress is None or view.progress.value.attempt != attempt.number:
@@ -35,9 +35,12 @@ def judge_stall(sight: Sight) -> str | None:
     progress = view.progress.value
     if is_of_earlier_launch(attempt, progress.launch):
         progress = replace(progress, phase="start", limit_s=None, step=attempt.launch_step or 0)
-    limit = choose_limit(progress.phase, progress.limit_s, sight.run.spec.progress)
-    if limit is not None and is_handled:
-        limit += STALL_MARGIN_S
+    announced_s = progress.limit_s
+    if announced_s is not None and not has_judge:
+        announced_s = max(announced_s, _FLOOR_S)
+    limit = choose_limit(progress.phase, announced_s, sight.run.spec.progress)
+    if limit is not None and has_judge:
+        limit += STALL_MARGIN_S  # of a launcher that is silent itself, its nodes tell more, and sooner
     silent_s = min(view.progress.unchanged_s, suspended_ago_s)
     if limit is None or silent_s <= limit:
         return None
@@ -62,6 +65,9 @@ def _judge_silent_log(sight: Sight, suspended_ago_s: float) -> str | None:
         f"no steps are told, and nothing new in the log for {waited_s:.0f} s "
         f"(limit {option} = {limit:.0f} s; 0 turns it off)"
     )
+
+
+_FLOOR_S = 20.0  # Slurm is asked every 15 s: a job that was suspended in between is silent for as long
 
 
 def choose_limit(phase: str, announced_s: float | None, spec: ProgressSpec) -> float | None:

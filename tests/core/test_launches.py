@@ -131,6 +131,16 @@ def test_a_stall_that_the_launcher_does_not_see_is_the_services_after_a_margin()
     assert not after(10.0 + STALL_MARGIN_S + 1, phase="recovering", why="a hang")
 
 
+def test_a_job_that_was_suspended_until_just_now_has_hung_nowhere() -> None:
+    """Seen with a job that Slurm had stopped for 13 s: its progress and its launcher's report were as old."""
+    after = {"launch": report(unchanged_s=14.0), "progress": progress(47, unchanged_s=13.0, limit_s=0.5)}
+    answer = ports(n1=0, n2=0, n3=0)
+    assert not is_over(plan(**after, ports=answer))  # no answer of squeue has shown it as suspended
+    long = {"launch": report(unchanged_s=91.0), "progress": progress(47, unchanged_s=90.0, limit_s=0.5)}
+    assert not is_over(plan(trains(phase="suspended", progress_at=ago(3)), **long, ports=answer))
+    assert not is_over(plan(of=BY_JOB, **after, ports=answer))
+
+
 AGES = st.sampled_from([0.0, 0.5, 2.5, 3.5, 9.0, 12.0, 30.0, 60.0])
 
 
