@@ -134,6 +134,27 @@ def test_starts_without_progress_have_an_end(attempt: Attempt) -> None:
     assert attempt.interruption(1).parts_s["wait"] == pytest.approx(0.2)
 
 
+def test_a_start_whose_port_was_taken_is_made_again_with_another_port(attempt: Attempt) -> None:
+    program = """
+import os, pathlib, sys
+pathlib.Path(os.environ['RIG_DIR'], 'port.' + os.environ['SUPERVISOR_LAUNCH']).write_text(os.environ['MASTER_PORT'])
+if os.environ['SUPERVISOR_LAUNCH'] == '0':
+    sys.exit('OSError: [Errno 98] Address already in use')
+"""
+    attempt.start(program, nodes=1, in_job=True)
+    record = attempt.end()
+    assert (record.exit_code, record.launches) == (0, 2)
+    assert (attempt.interruption().kind, attempt.interruption().nodes) == ("start_failed", ())
+    assert (attempt.rig / "port.0").read_text() != (attempt.rig / "port.1").read_text()
+
+
+def test_a_training_that_ends_at_once_with_zero_is_finished(attempt: Attempt) -> None:
+    attempt.start("", nodes=2, in_job=True)
+    record = attempt.end()
+    assert (record.exit_code, record.launches, record.next) == (0, 1, "")
+    assert "after its start" in record.reason
+
+
 def test_a_step_that_fails_again_and_again_is_held(attempt: Attempt) -> None:
     program = """
 import json, os, pathlib, time
@@ -253,6 +274,36 @@ def test_an_attempt_whose_launcher_is_dead_may_have_another(attempt: Attempt) ->
     attempt.start(STARTS, nodes=1, in_job=True)
     end_start(attempt, 0)
     assert attempt.end().exit_code == 0
+
+
+STEPS = """
+import os, pathlib, time
+from trainer.progress import LimitPolicy, ProgressWriter
+rank, launch = int(os.environ['RANK']), int(os.environ['SUPERVISOR_LAUNCH'])
+path = pathlib.Path(os.environ['SUPERVISOR_RUN_DIR'], 'progress', 'a1.json') if rank == 0 else None
+writer = ProgressWriter(path, 1, policy=LimitPolicy(min_s=0.5), min_interval_s=0.1)
+first = int(os.environ['SUPERVISOR_RESUME_STEP'])
+writer.resumed(first, 0)
+for step in range(first + 1, first + 41):
+    time.sleep(0.05)
+    while launch == 0 and step == 20 + (rank == 0):  # one rank hangs, the other waits for it
+        time.sleep(0.01)
+    writer.step_done(step)
+writer.close()
+"""
+
+
+def test_a_hang_is_followed_by_a_start_and_its_evidence_is_kept(attempt: Attempt) -> None:
+    bounds = {"step": (0.8, 900.0)}
+    attempt.start(STEPS, nodes=2, in_job=True, phase_bounds_s=bounds)
+    ended = attempt.end()
+    assert (ended.exit_code, ended.launches) == (0, 2)
+    record = attempt.interruption()
+    assert (record.kind, record.hint, record.nodes, record.last_step) == ("hang", "n2", (), 20)
+    stacks = attempt.paths.evidence(1, 0) / "rank1.stacks.txt"
+    assert "time.sleep(0.01)" in stacks.read_text() or "train.py" in stacks.read_text()
+    assert record.resumed_at is not None
+    assert {"detect", "stop", "check", "start", "first_step"} <= set(record.parts_s)
 
 
 def test_a_drill_is_made_once_and_told_in_the_record(attempt: Attempt) -> None:

@@ -40,6 +40,7 @@ from trainer.verdict import (
     judge_ends,
 )
 
+MUTE_S = 60.0
 LOSS_EVENTS = {
     "node_lost": "node.lost",
     "node_frozen": "node.frozen",
@@ -291,6 +292,9 @@ class Launcher:
             if self._files.progress is not None:
                 self._state.training.feed_progress(self._files.progress, now)
                 self._watches.feed_progress(self._files.progress, now)
+            is_mute = self._state.training.last_step is None and now - self._state.training.began_at > MUTE_S
+            if is_mute:  # it tells no steps: that it runs is all there is to see
+                self._reporter.why = ""
             if self._interruptions and self._interruptions[-1].follow(self._state.training):
                 self._reporter.why = ""
                 self._note("training.resumed")
