@@ -29,7 +29,9 @@ MAX_LINE_BYTES = 64 * 1024
 MAX_UNSENT_BYTES = 64 * 1024
 MAX_LINES = 4096  # connections; a node has at most some hundred ranks
 FROZEN_S = 1.0  # the thread turns twice a second: what is beyond was a stop, and counts for nobody's age
-LOOK_AFTER_S = 2.0  # a rank whose news is older is looked at, once a second
+# A rank that has been silent for this share of its limit is looked at, once a second: not in the middle of each step.
+LOOK_SHARE, LOOK_LEAST_S, LOOK_MOST_S = 0.4, 0.5, 60.0
+UNTOLD_LIMIT_S = 5.0
 SIGNS_INTERVAL_S = 5.0  # of ranks that have no line
 
 _TURN_S = 0.5
@@ -366,7 +368,8 @@ class RankDesk:
             return
         self._looked_at = now
         with self._lock:
-            quiet = [line for line in self._by_rank.values() if self._now() - line.changed_at > LOOK_AFTER_S]
+            now_s = self._now()
+            quiet = [line for line in self._by_rank.values() if now_s - line.changed_at > _look_after_s(line)]
             unlinked = {rank: pid for rank, pid in self._unlinked.items() if rank not in self._by_rank}
             log_dir = self._log_dir
         if quiet:
@@ -386,3 +389,8 @@ class RankDesk:
         with self._lock:
             if pids.items() <= self._unlinked.items():  # still of this start
                 self._signs = signs
+
+
+def _look_after_s(line: _Line) -> float:
+    limit_s = float(line.news.get("limit_s", UNTOLD_LIMIT_S))
+    return min(max(LOOK_SHARE * limit_s, LOOK_LEAST_S), LOOK_MOST_S)
