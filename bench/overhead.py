@@ -46,8 +46,6 @@ min = {ranks}
 max = {ranks}
 [checkpoint]
 every_s = {every_s}
-[progress]
-step_min_s = 600
 """
 
 

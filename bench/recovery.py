@@ -18,7 +18,7 @@ from bench.recovery_ours import Shape, cut_batch_host, cut_node, kill_workers, s
 from bench.recovery_peers import PROCS, TRAINING, measure_cuts, measure_start, measure_torchrun_worker
 from bench.recovery_result import Findings, rate, tell
 from bench.report import describe_machine, finish, say
-from bench.stage import BenchFailed, Service, Stage, open_stage
+from bench.stage import FAILURES, BenchFailed, Service, Stage, open_stage
 from slurm.sandbox import SandboxUnavailable
 
 __all__ = ["RUN", "TRAINING"]
@@ -70,8 +70,9 @@ def _measure(way: str, stage: Stage, service: Service, findings: Findings, repea
         if way == "overhead":
             return measure_overhead(stage, service)
         _MEASURES[way](stage, service, findings, repeats)
-    except BenchFailed as error:
+    except (BenchFailed, *FAILURES) as error:
         findings.fail(f"{way}: {error}")
+        stage.clear()  # what comes next finds everything as it should be
     return {}
 
 

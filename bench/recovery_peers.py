@@ -22,7 +22,7 @@ from bench.nvrx import prepare, submit_nvrx
 from bench.peers import NODES, start_bare, submit_plain, submit_submitit, submit_torchrun
 from bench.recovery_result import Findings, Recovery
 from bench.report import say
-from bench.stage import BenchFailed, Stage, wait_for
+from bench.stage import FAILURES, BenchFailed, Stage, wait_for
 from bench.victims import signal_rank
 from trainer.contract import RunPaths
 from trainer.storage.stored import find_checkpoints
@@ -147,10 +147,13 @@ def _measure(stage: Stage, findings: Findings, peer: Peer, turns: _Turns, number
                 turns.give()
         gap = wait_for("a step after the cut", lambda: find_gap(run_dir, job.cut_at), _LIMIT_S, every_s=0.5)
         findings.add(Recovery(way=peer.way, node=job.node, gap=gap))
-    except (BenchFailed, OSError, IndexError) as error:
+    except (BenchFailed, IndexError, *FAILURES) as error:
         findings.fail(f"{peer.way}: {error}; its log ends: {read_end(run_dir)}")
-    finally:
+    try:
         _clear_away(stage, job)
+    except (BenchFailed, *FAILURES) as error:
+        findings.fail(f"{peer.way}: {error}")
+    finally:
         if not peer.is_waiting:
             turns.give()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm.parse import parse_nodes
-from slurm.sandbox import Sandbox
+from slurm.sandbox import Sandbox, SandboxError
 from supervisor.model import Attempt, AttemptState, CheckpointState, Interruption, Verdict
 from supervisor.store import Store
 
 T = TypeVar("T")
+
+FAILURES = (OSError, SandboxError, subprocess.SubprocessError)  # of a sandbox or a command, besides BenchFailed
 
 LIVENESS_S = 1.0  # without a heartbeat for so long a node or a rank is given up, here and under the other launcher
 
@@ -105,6 +108,13 @@ class Stage:
             return state == "IDLE"
 
         wait_for(f"node {node}", is_back, 120, every_s=0.5)
+
+    def clear(self) -> None:
+        """No job is left, and every node is idle. Raises BenchFailed."""
+        self.sandbox.run("scancel", f"--user={getpass.getuser()}")
+        for node, state in self.node_states().items():
+            if state != "IDLE":
+                self.mend(node)
 
     @contextmanager
     def daemon(self) -> Iterator[Service]:
