@@ -24,6 +24,13 @@ class Drills:
     """Makes each request once."""
 
     made: dict[str, DrillOrder] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def tell(self) -> tuple[str, ...]:
+        """What was made since the last call, as evidence of the interruption that it led to."""
+        new = [o for o in self.made.values() if o.node and o.request.id not in self._told]
+        self._told.update(o.request.id for o in new)
+        return tuple(f"drill {o.request.id}: {o.request.kind} on {o.node}" for o in new)
 
     def next_order(
         self, request: DrillRequest | None, *, training: Sequence[str], own_node: str, last_step: int | None

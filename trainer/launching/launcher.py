@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainer.contract import EXIT_NODE_SILENT, AttemptSpec, ExitRecord, Outcome, RunPaths
+from trainer.launching.book import InterruptionBook
 from trainer.launching.clock import OwnClock
 from trainer.launching.course import find_failure, find_unstarted, is_final
 from trainer.launching.drills import Drills
@@ -16,7 +17,7 @@ from trainer.launching.ending import Ending
 from trainer.launching.first_start import FirstStart
 from trainer.launching.fleet import Fleet
 from trainer.launching.hangs import Hang
-from trainer.launching.interruptions import Finding, Interruption, finding_of, record_of
+from trainer.launching.interruptions import Finding, Interruption, finding_of
 from trainer.launching.limits import POLL_S, Limits
 from trainer.launching.news import News
 from trainer.launching.places import Places
@@ -96,7 +97,7 @@ class Launcher:
         self._places = Places(spec, job_id, self._state, self._fleet)
         self._watches = Watches(spec)
         self._first_start = FirstStart(spec, self._fleet, limits, self._clock)
-        self._interruptions: list[Interruption] = []
+        self._book = InterruptionBook(spec.attempt, self._fleet, self._files, self._writer, limits)
         self._streak = Streak()
         self._hang: Hang | None = None
         self._outcome_asked: tuple[int, Outcome | None] = (-1, None)
@@ -226,21 +227,9 @@ class Launcher:
         """Begin to recover from what was found."""
         training = self._state.training
         assert training is not None
-        drills = [f"drill {o.request.id}: {o.request.kind} on {o.node}" for o in self._drills.made.values() if o.node]
-        if drills:
-            finding = replace(finding, evidence=(*finding.evidence, *drills))
-        for name in finding.nodes:
-            self._nodes[name].blamed += not self._nodes[name].lost  # a loss has counted already
-        record = record_of(
-            finding,
-            attempt=self._spec.attempt,
-            launch=training.launch,
-            trained=tuple(training.nodes),
-            last_step=training.last_step,
-        )
+        finding = replace(finding, evidence=(*finding.evidence, *self._drills.tell()))
         now = self._clock.now()
-        interruption = Interruption(record, now)
-        self._interruptions.append(interruption)
+        interruption = self._book.open(finding, training, now)
         self._reporter.recover(finding.cause)
         self._note("training.interrupted")
         print(f"trainer.launch: start {training.launch} is interrupted: {finding.cause}", file=sys.stderr, flush=True)
@@ -259,7 +248,6 @@ class Launcher:
             settle=self._watches.settle,
             judge_stop=lambda: self._judge_stop(training, interruption),
         )
-        self._writer.record(interruption.record)
 
     def _judge_stop(self, training: Training, interruption: Interruption) -> Verdict | None:
         """All ranks are stopped: did one of them mean to end, and who failed first?"""
@@ -276,13 +264,13 @@ class Launcher:
     def _recover(self, recovery: Recovery) -> Verdict | None:
         move = recovery.cycle(self._clock.now())
         if isinstance(move, Verdict):
-            self._writer.record(recovery.interruption.record)
+            self._book.write(recovery.interruption)
             return move
         if isinstance(move, Start):
             self._streak = recovery.streak
             recovery.interruption.amend(training=move.nodes, resume_step=recovery.point.step)
             self._begin(move.nodes, recovery.point)
-            self._writer.record(recovery.interruption.record)
+            self._book.write(recovery.interruption)
         return None
 
     def _follow_interruptions(self) -> None:
@@ -295,24 +283,10 @@ class Launcher:
             is_mute = self._state.training.last_step is None and now - self._state.training.began_at > MUTE_S
             if is_mute:  # it tells no steps: that it runs is all there is to see
                 self._reporter.why = ""
-            if self._interruptions and self._interruptions[-1].follow(self._state.training):
+            if self._book.follow(self._state.training):
                 self._reporter.why = ""
                 self._note("training.resumed")
-                self._writer.record(self._interruptions[-1].record)
-        self._follow_words(now)
-
-    def _follow_words(self, now: float) -> None:
-        lost = {n.name for n in self._nodes.values() if n.lost and now - n.lost_at < self._limits.cut_off_s}
-        self._files.awaited = frozenset(lost | self._fleet.silent_since.keys())
-        for word in self._files.take_words():
-            node = self._nodes.get(word.node)
-            if node is not None and not node.lost and word.node in self._fleet.silent_since:
-                node.has_left_word = True
-                continue
-            for interruption in reversed(self._interruptions):
-                if interruption.take_word(word):
-                    self._writer.record(interruption.record)
-                    break
+        self._book.follow_words(now)
 
     # ---- the course of a start
 
@@ -427,7 +401,7 @@ class Launcher:
         self._report()
 
     def _exit_record(self, verdict: Verdict) -> ExitRecord:
-        last = self._interruptions[-1].record if self._state.recovery is not None and self._interruptions else None
+        blamed = self._book.blamed() if self._state.recovery is not None else ()
         return ExitRecord(
             attempt=self._spec.attempt,
             job_id=self._job_id,
@@ -436,7 +410,7 @@ class Launcher:
             node=verdict.node,
             time=time.time(),
             nodes={n.name: n.end.exit_code if n.end else None for n in self._nodes.values()},
-            bad_nodes=tuple(dict.fromkeys((*verdict.bad_nodes, *(last.nodes if last else ())))),
+            bad_nodes=tuple(dict.fromkeys((*verdict.bad_nodes, *blamed))),
             launches=self._state.launch + 1,
             next=verdict.next,
             is_step_terminated=self._is_step_terminated() and not self._requests.is_terminated,
