@@ -1,4 +1,4 @@
-"""Real ranks on gloo of which a node is slowed down, by pulses of SIGSTOP and by a limit of its processor time."""
+"""Real ranks on gloo of which a node may use little of the processor. Pulses of SIGSTOP: tests/e2e/test_drill.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.watch = StragglerWatch(
-            AttemptSpec(run="r", attempt=1, command=("t",), nodes=3, straggler_ratio=2.0, straggler_window=15)
+            AttemptSpec(run="r", attempt=1, command=("t",), nodes=3, straggler_ratio=2.0, straggler_window=10)
         )
         self.watch.begin(time.monotonic(), NODES)
         self.step = 0
@@ -84,7 +84,7 @@ def pause() -> None:
     time.sleep(0.05)
 
 
-def pulse(pids: list[int], *, stopped_s: float = 0.1, running_s: float = 0.07) -> None:
+def pulse(pids: list[int], *, stopped_s: float, running_s: float) -> None:
     for number, rest_s in ((signal.SIGSTOP, stopped_s), (signal.SIGCONT, running_s)):
         for pid in pids:
             os.kill(pid, number)
@@ -112,12 +112,11 @@ def processor_limit(pids: list[int], percent: int) -> Iterator[Callable[[], None
 
 
 @pytest.mark.torch
-def test_each_way_of_slowing_a_node_names_it_and_no_other_and_healthy_ranks_are_never_named(tmp_path: Path) -> None:
+def test_a_limit_of_its_processor_time_names_the_node_and_no_other_and_healthy_ranks_are_never_named(
+    tmp_path: Path,
+) -> None:
     """Both sources of waits are needed: unseen ones of either model would make all ranks look slow."""
     with training(tmp_path) as ranks:
-        assert ranks.seen_until(lambda _: ranks.step > 30, pause) == set()
-        pulsed = ranks.pids("n3")
-        assert ranks.seen_until(lambda named: "n3" in named, lambda: pulse(pulsed)) == {"n3"}
-        assert ranks.seen_until(lambda named: not named, pause) <= {"n3"}
-        with processor_limit(ranks.pids("n2"), percent=6) as meanwhile:
+        assert ranks.seen_until(lambda _: ranks.step > 25, pause) == set()
+        with processor_limit(ranks.pids("n2"), percent=4) as meanwhile:
             assert ranks.seen_until(lambda named: "n2" in named, meanwhile) == {"n2"}
