@@ -95,7 +95,7 @@ def measure_cuts(stage: Stage, findings: Findings, ways: Sequence[str]) -> None:
     """A power cut under each of these ways; a way stands there once for each repeat."""
     if any(way.startswith("nvrx") for way in ways):
         prepare()
-    turns = _Turns()
+    turns = Turns()
     threads = [
         threading.Thread(target=_measure, args=(stage, findings, PEERS[way], turns, number), name=f"{way}-{number}")
         for number, way in enumerate(ways)
@@ -112,7 +112,7 @@ def await_idle(stage: Stage) -> None:
     wait_for("every node", lambda: set(stage.node_states().values()) == {"IDLE"}, 120, every_s=0.3)
 
 
-class _Turns:
+class Turns:
     """Who may start and break a job: one at a time, in the order of the numbers, cuts at least so far apart."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Turns:
             self._changed.notify_all()
 
 
-def _measure(stage: Stage, findings: Findings, peer: Peer, turns: _Turns, number: int) -> None:
+def _measure(stage: Stage, findings: Findings, peer: Peer, turns: Turns, number: int) -> None:
     run_dir = stage.directory / f"{peer.way}-{number}"
     job = _Job()
     turns.take(number)
@@ -165,7 +165,7 @@ class _Job:
     cut_at: float = 0.0
 
 
-def _break(stage: Stage, peer: Peer, run_dir: Path, job: _Job, turns: _Turns) -> None:
+def _break(stage: Stage, peer: Peer, run_dir: Path, job: _Job, turns: Turns) -> None:
     job.job_id = peer.submit(stage, run_dir)
     wait_for("two checkpoints", lambda: count_verified(run_dir) >= 2, _START_LIMIT_S)
     node = peer.choose_victim(stage, job.job_id, run_dir)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
+from bench import recovery_peers
 from bench.gap import Gap
 from bench.overhead import rate_steps, step_s
+from bench.recovery_peers import Turns
 from bench.recovery_result import TARGETS, Findings, Recovery, Target, judge, median_parts, rate
 from bench.stage import BenchFailed
 from trainer.history import StepRecord
@@ -57,6 +62,28 @@ def test_ratios_are_those_of_medians_and_the_shorter_of_two_is_told_by_its_name(
 
 def test_a_part_that_some_recoveries_lack_is_the_median_of_the_others() -> None:
     assert median_parts([{"stop": 1.0, "check": 2.0}, {"stop": 3.0}]) == {"stop": 2.0, "check": 2.0}
+
+
+# ---------------------------------------------------------------- the others, side by side
+
+
+def test_jobs_are_broken_one_after_the_other_in_their_order_and_not_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery_peers, "_SPACING_S", 0.05)
+    turns, cuts = Turns(), []
+
+    def work(number: int) -> None:
+        turns.take(number)
+        turns.await_cut()
+        cuts.append((number, time.monotonic()))
+        turns.give()
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in (2, 0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [number for number, _ in cuts] == [0, 1, 2]
+    assert cuts[2][1] - cuts[0][1] >= 0.09
 
 
 # ---------------------------------------------------------------- overhead
