@@ -127,29 +127,36 @@ def _find_blocked(calls: Mapping[int, Call]) -> tuple[int, ...]:
 
 
 def find_stuck_p2p(group: GroupCalls, ranks: Ranks) -> tuple[Stuck, ...]:
-    """Sends and receives that wait for a rank which has not called the other half."""
+    """Sends and receives that do not end: most wait for a rank which has not called the other half."""
     pending: dict[tuple[int, int], Call] = {}
-    halves: set[tuple[int, int]] = set()
     for rank, position in group.positions.items():
         for call in position.p2p:
             for entry in call.entries if not call.is_over else ():
                 told = peer_of(entry)
                 if told is not None:
-                    peer = group.globally(told[1])
-                    pending.setdefault((rank, peer), call)
-                    halves.add((rank, peer))
+                    pending.setdefault((rank, group.globally(told[1])), call)
     return tuple(
-        Stuck(
-            group=group.label,
-            seq=call.seq,
-            is_p2p=True,
-            calls={rank: call},
-            waiting=(rank,),
-            absent=() if peer in ranks.no_dump else (peer,),
-            no_dump=(peer,) if peer in ranks.no_dump else (),
-            first=rank,
-            first_ns=call.first.created_ns,
-        )
-        for (rank, peer), call in sorted(pending.items())
-        if (peer, rank) not in halves
+        _both(group, pair, pending) if pair[::-1] in pending else _half(group, pair, call, ranks)
+        for pair, call in sorted(pending.items())
+        if pair[::-1] not in pending or pair[0] < pair[1]
     )
+
+
+def _half(group: GroupCalls, pair: tuple[int, int], call: Call, ranks: Ranks) -> Stuck:
+    rank, peer = pair
+    return Stuck(
+        group=group.label,
+        seq=call.seq,
+        is_p2p=True,
+        calls={rank: call},
+        waiting=(rank,),
+        absent=() if peer in ranks.no_dump else (peer,),
+        no_dump=(peer,) if peer in ranks.no_dump else (),
+        first=rank,
+        first_ns=call.first.created_ns,
+    )
+
+
+def _both(group: GroupCalls, pair: tuple[int, int], pending: Mapping[tuple[int, int], Call]) -> Stuck:
+    calls = {pair[0]: pending[pair], pair[1]: pending[pair[::-1]]}
+    return Stuck(group=group.label, seq=calls[pair[0]].seq, is_p2p=True, calls=calls, waiting=pair)

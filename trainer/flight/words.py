@@ -50,6 +50,8 @@ def _main(
         return f"the GPU of {ranks} has not begun {what}, which that of others has: earlier work holds it up"
     if kind == "unfinished":
         return f"{what} has ended on {name_ranks(first.done)} and not on {ranks}: a link or a GPU there"
+    if kind == "stuck_together" and first.is_p2p:
+        return f"{name_ranks(first.waiting)} have called both halves of {what} and it does not end: the link, or a GPU"
     if kind == "stuck_together":
         return f"all ranks whose dump was read have called {what} and it ends for none: the network, or a GPU"
     if set(culprits) <= set(no_dump):

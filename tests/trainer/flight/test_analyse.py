@@ -143,6 +143,61 @@ def test_groups_used_in_different_orders_are_a_fault_of_the_program() -> None:
     assert judge(one, groups=groups).kind == "order"
 
 
+def test_groups_of_different_ranks_that_are_both_stuck_are_no_matter_of_order() -> None:
+    groups = {"a": "[0, 1]", "b": "[2, 3]"}
+    ranks = {rank: [entry(1, group="a" if rank < 2 else "b", state="started")] for rank in range(4)}
+    assert judge(ranks, groups=groups).kind == "stuck_together"
+    joined = {"a": "[0, 1, 2]", "b": "[2, 3]"}
+    ranks[2] = [entry(1, group="a", state="started"), *ranks[2]]
+    assert judge(ranks, groups=joined).kind == "stuck_together"
+
+
+def test_a_disagreement_shortly_before_the_stuck_collective_is_its_cause() -> None:
+    other = [*well(1), entry(2, dtype="Half"), entry(3, state="started")]
+    found = judge({0: WAITS, 1: WAITS, 2: other, 3: WAITS})
+    assert (found.kind, found.culprits, found.stuck[0].seq, found.stuck[0].differing_at) == ("mismatch", (2,), 3, 2)
+    assert "rank 2 all_reduce of 8 Half" in found.sentence
+
+
+def test_a_disagreement_that_nobody_waits_for_is_told_where_it_was() -> None:
+    found = judge(
+        {0: well(1, 2, 3), 1: well(1, 2, 3), 2: [*well(1), entry(2, dtype="Half"), *well(3)], 3: well(1, 2, 3)}
+    )
+    assert (found.kind, found.culprits, found.stuck[0].seq, found.stuck[0].is_pending) == ("mismatch", (2,), 2, False)
+
+
+@pytest.mark.parametrize(("op", "side"), [("gather", "output"), ("scatter", "input")])
+def test_what_only_the_root_has_is_no_disagreement_and_what_all_have_is(op: str, side: str) -> None:
+    def call(**others: Any) -> list[dict[str, Any]]:
+        return [entry(1, op=op, state="started", **others)]
+
+    at_root = {f"{side}_sizes": [[8]] * 4, f"{side}_dtypes": ["Float"] * 4}
+    elsewhere: dict[str, Any] = {f"{side}_sizes": [], f"{side}_dtypes": []}
+    ranks = {0: call(**at_root), **{rank: call(**elsewhere) for rank in (1, 2, 3)}}
+    assert judge(ranks).kind == "stuck_together"
+    ranks[3] = call(**elsewhere, **{("input" if side == "output" else "output") + "_sizes": [[9]]})
+    assert judge(ranks).culprits == (3,)
+
+
+def test_a_rank_that_is_a_collective_ahead_does_not_wait_for_the_one_that_is_stuck() -> None:
+    ahead = [*well(1, 2, 3), entry(4, state="started")]
+    found = judge({0: ahead, 1: WAITS, 2: ahead, 3: ahead})
+    assert (found.stuck[0].seq, found.stuck[0].waiting, found.stuck[0].done) == (3, (1,), (0, 2, 3))
+    assert (found.kind, found.culprits) == ("unfinished", (1,))
+
+
+def test_several_entries_of_one_number_are_over_when_all_are() -> None:
+    twice = [entry(1), entry(1, op="all_gather", state="started")]
+    assert judge(dict.fromkeys(range(4), twice)).kind == "stuck_together"
+
+
+def test_a_rank_that_does_not_tell_a_group_s_members_is_taken_for_one_of_those_that_others_tell() -> None:
+    dumps = {rank: read_dump(dump(WAITS, groups={"0": "[0, 1, 2]"})) for rank in (0, 1)}
+    dumps[2] = read_dump(dump(well(1, 2), groups={}))
+    found = analyse(dumps, 3)
+    assert (found.culprits, len(found.stuck)) == ((2,), 1)
+
+
 def test_a_gpu_that_has_not_begun_what_the_others_have_is_named() -> None:
     held_up = [*well(1, 2), entry(3, state="scheduled")]
     found = judge({0: WAITS, 1: held_up, 2: WAITS, 3: WAITS})
@@ -196,6 +251,22 @@ def test_a_receive_whose_sender_is_elsewhere_names_the_sender() -> None:
     assert "has not called the other half" in found.sentence
 
 
+def test_the_numbers_in_a_send_are_those_within_its_group() -> None:
+    groups = {"pp": "[1, 3]"}
+    waits = entry(0, op="send 0->1", group="pp", is_p2p=True, p2p_seq=1, state="started")
+    idle = entry(1, group="pp")
+    found = judge({0: [], 1: [entry(1, group="pp"), waits], 2: [], 3: [idle]}, groups=groups)
+    assert (found.stuck[0].waiting, found.culprits) == ((1,), (3,))
+
+
+def test_a_send_that_its_receiver_waits_for_too_names_nobody() -> None:
+    found = judge(
+        {0: [*well(1), send(0, 1, "started")], 1: [*well(1), receive(1, 0, "started")], 2: well(1), 3: well(1)}
+    )
+    assert (found.kind, found.culprits, found.stuck[0].waiting) == ("stuck_together", (), (0, 1))
+    assert "both halves" in found.sentence
+
+
 def test_a_receiver_without_a_dump_is_a_suspect() -> None:
     found = judge({0: [*well(1), send(0, 1, "started")], 2: well(1), 3: well(1)})
     assert (found.culprits, found.no_dump) == ((1,), (1,))
@@ -235,6 +306,16 @@ def test_a_dump_that_can_t_be_read_is_told_and_lowers_what_is_said_of_its_rank(t
     assert found is not None
     assert (found.culprits, found.confidence) == ((3,), "low")
     assert any("fr_trace_rank_3" in note for note in found.notes)
+
+
+def test_a_dump_that_can_t_be_read_takes_nothing_from_what_is_said_of_another_rank(tmp_path: Path) -> None:
+    for rank in range(3):
+        entries = WAITS if rank else well(1, 2)
+        (tmp_path / f"fr_trace_rank_{rank}").write_bytes(dump(entries, groups=WORLD))
+    (tmp_path / "fr_trace_rank_3").write_bytes(b"?")
+    found = analyse_folder(tmp_path, 4)
+    assert found is not None
+    assert (found.culprits, found.confidence) == ((0,), "medium")
 
 
 def test_ranks_are_named_in_ranges() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.flight.nccl_dumps import dump, entry
-from trainer.flight.files import find_dumps, name_file, parse_name, read_dumps
+from trainer.flight.files import DumpFile, find_dumps, name_file, parse_name, read_dumps
 
 ONE = dump([entry(1)], groups={"0": "[0, 1]"})
 TWO = dump([entry(2, state="scheduled")], groups={"0": "[0, 1]"})
@@ -49,6 +49,9 @@ def test_dumps_of_a_folder_are_found_among_other_files_and_links_are_not_followe
     (tmp_path / "fr_trace_rank_9").symlink_to(tmp_path / "fr_trace_rank_1")
     os.mkfifo(tmp_path / "fr_trace_rank_8")
     assert [file.rank for file in find_dumps(tmp_path)] == [1, 40]
+    linked = read_dumps([DumpFile(path=tmp_path / "fr_trace_rank_9", rank=9)])
+    piped = read_dumps([DumpFile(path=tmp_path / "fr_trace_rank_8", rank=8)])
+    assert (linked.dumps, len(linked.unreadable), piped.dumps, len(piped.unreadable)) == ({}, 1, {}, 1)
 
 
 def test_a_file_that_somebody_names_may_be_called_anything_that_ends_in_a_rank(tmp_path: Path) -> None:
