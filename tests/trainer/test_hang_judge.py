@@ -174,8 +174,8 @@ def test_the_rank_that_is_behind_is_named_and_its_node_is_a_hint() -> None:
     assert hang.evidence == ("rank 2 is at step 10, others at 11",)
 
 
-@pytest.mark.parametrize("state", ["T", "D"])
-def test_a_stopped_process_is_named_though_all_did_the_same_steps(state: str) -> None:
+@pytest.mark.parametrize(("state", "by"), [("T", "process"), ("D", "kernel")])
+def test_a_stopped_process_is_named_though_all_did_the_same_steps(state: str, by: str) -> None:
     told = Told()
     told.tell(1, state=state)
     told.tell(0, state="S")
@@ -183,7 +183,7 @@ def test_a_stopped_process_is_named_though_all_did_the_same_steps(state: str) ->
     hang = told.pass_time(10)
 
     assert hang is not None
-    assert (hang.ranks, hang.named_by) == ((1,), "process")
+    assert (hang.ranks, hang.named_by) == ((1,), by)
 
 
 def test_others_wait_for_one_that_announces_an_evaluation_until_its_own_limit_has_passed() -> None:
@@ -254,6 +254,32 @@ def test_a_silence_that_ended_by_itself_is_allowed_twice_as_long_from_then_on() 
     told.tell_all(step=12)
     assert told.pass_time(24.5) is None
     assert told.pass_time(2.0) is not None
+
+
+def test_an_evaluation_that_nobody_announces_is_stopped_once_or_twice_and_not_for_ever() -> None:
+    told = Told()
+    stopped = 0
+    for launch in range(1, 6):
+        hang = told.pass_time(60.0)
+        if hang is None:
+            break
+        assert any("if it was no hang" in sentence for sentence in told.watch.settle(hang).evidence)
+        stopped += 1
+        told.watch.begin(launch, NODES, told.now)
+        told.tell_all(step=launch)
+
+    assert stopped == 2
+
+
+def test_a_process_that_is_stopped_gives_nobody_more_time() -> None:
+    told = Told()
+    for launch in range(1, 4):
+        told.tell(1, state="T")
+        hang = told.pass_time(8.0)
+        assert hang is not None
+        told.watch.settle(hang)
+        told.watch.begin(launch, NODES, told.now)
+        told.tell_all(step=launch)
 
 
 def test_nothing_is_judged_while_a_node_has_no_news() -> None:

@@ -84,7 +84,7 @@ class VitalsWatch:
                 at=now, cpu_s=sum(map(read_cpu_s, working)), read_bytes=sum(map(read_bytes_read, family))
             )
             before = self._seen.get(pid)
-            is_waiting_for_disk = any(read_state(member) == "D" for member in family[1:])
+            is_waiting_for_disk = any(read_state(member) == "D" for member in family)
             if is_waiting_for_disk or (before is not None and _is_work(before, counters)):
                 self._busy_at[pid] = now
             self._seen[pid] = counters

@@ -25,6 +25,7 @@ FROZEN_S = 1.0  # the launcher looks ten times a second: what is beyond was a st
 SUSPICION = 0.7  # share of a limit from which on evidence is worth collecting
 LEARN_FROM_S = 2.0  # a shorter silence teaches nothing
 GAPS_KEPT = 64
+WRONG_FACTOR = 2.0  # times a silence that was judged, perhaps wrongly; it is then allowed GAP_FACTOR times that
 
 _Entry = Mapping[str, Any]  # of a beat's "ranks"
 
@@ -94,7 +95,16 @@ class HangWatch:
         return self._judge(now, 1.0)
 
     def settle(self, hang: Hang) -> Hang:
-        """Take a hang as it is acted upon: a node that hangs for the second time in the attempt is to blame."""
+        """Take a hang as it is acted upon: a node that hangs for the second time in the attempt is to blame.
+
+        Where no process is seen to be stopped it may have been something long that nobody announced. To stop that again
+        and again would end the run, so it is given more time from then on.
+        """
+        if hang.named_by != "process":
+            longer_s = WRONG_FACTOR * hang.silent_s
+            self._gaps.setdefault(hang.phase, deque(maxlen=GAPS_KEPT)).append(longer_s)
+            said = f"if it was no hang: {GAP_FACTOR * longer_s:.0f} s are allowed in phase {hang.phase} from now on"
+            hang = replace(hang, evidence=(*hang.evidence, said))
         if not hang.hint:
             return hang
         if hang.hint in self._hung_nodes:

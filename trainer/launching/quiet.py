@@ -58,7 +58,7 @@ class Hang:
     places: Mapping[int, str] = field(default_factory=dict)  # node of each rank
     nodes: tuple[str, ...] = ()  # to blame: it happened on this node before
     hint: str = ""  # the node of the missing ranks, if it is one
-    named_by: str = ""  # what speaks against these ranks: "process", "step", "flight", "stacks" or "cpu"
+    named_by: str = ""  # what speaks against these ranks: "process", "kernel", "step", "flight", "stacks" or "cpu"
     evidence: tuple[str, ...] = ()  # sentences
 
     @property
@@ -194,10 +194,13 @@ def _do_others_go_on(view: RankView, youngest_s: float, limit_s: float | None) -
 
 def choose_suspects(views: Sequence[RankView], joint: tuple[str, ...]) -> tuple[tuple[int, ...], str, str]:
     """The ranks that the others wait for, by what, and why, as far as their steps and processes tell."""
-    for letter, what in (("T", "its process is stopped (T)"), ("D", "its process waits in the kernel (D)")):
+    for letter, by, what in (
+        ("T", "process", "its process is stopped (T)"),
+        ("D", "kernel", "it waits in the kernel (D)"),
+    ):
         found = tuple(sorted(view.rank for view in views if view.state == letter))
         if found and (len(found) < len(views) or len(views) == 1):
-            return found, "process", f"rank {_join(found)}: {what}"
+            return found, by, f"rank {_join(found)}: {what}"
     places = {view.rank: _find_place(view, joint) for view in views}
     first, last = min(places.values()), max(places.values())
     if first == last:
