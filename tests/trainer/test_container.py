@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.workers_rig import open_agent
 from trainer.container import PACKAGE_TARGET, ContainerRefused, command_prefix, in_image, srun_options
 from trainer.step import srun_command
 
@@ -127,6 +128,38 @@ def test_the_start_in_an_image_is_a_shell_line_that_works(path: str | None, expe
     command = in_image(("--container-image=x",), ("ignored", "-m", "trainer.node", "/a b"))
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=10)
     assert done.stdout == f"{expected} -m trainer.node /a b\n"
+
+
+STAND_IN = """#!/bin/sh
+# runs on this machine what apptainer would run in an image: the words behind the image
+printf '%s\\n' "$@" > "{log}"
+for word in "$@"; do
+  shift
+  case "$word" in
+    --pwd=*) cd "${{word#--pwd=}}" ;;
+    --env=*) export "${{word#--env=}}" ;;
+    *.sif) break ;;
+  esac
+done
+exec "$@"
+"""
+
+
+def test_ranks_behind_the_prefix_are_ranks_like_others(tmp_path: Path) -> None:
+    """With a stand-in for apptainer, which is not at hand: exit code, place and environment of the program in it."""
+    stand_in = tmp_path / "apptainer"
+    stand_in.write_text(STAND_IN.format(log=tmp_path / "words"))
+    stand_in.chmod(0o755)
+    asked = ask(runtime="apptainer", image="/images/train.sif", workdir=str(tmp_path), run_dir=str(tmp_path))
+    prefix = command_prefix(**asked, has_gpus=False, program=str(stand_in))
+    agent = open_agent(tmp_path, "direct", prefix=prefix)
+    try:
+        agent.start("sh", "-c", "echo $RANK $PYTHONPATH; pwd; exit 7")
+        assert agent.wait().exit_code == 7
+        assert agent.out().splitlines() == [f"0 {PACKAGE_TARGET}", str(tmp_path)]
+        assert (tmp_path / "words").read_text().splitlines()[:2] == ["exec", "--bind=/data:/data:ro"]
+    finally:
+        agent.close()
 
 
 def test_a_script_in_an_image_can_import_this_package_alone(tmp_path: Path) -> None:
