@@ -62,6 +62,7 @@ class Fleet:
             suspect_s=spec.suspect_after_s, liveness_s=spec.liveness_timeout_s, closed_s=limits.closed_s
         )
         self.steps: list[Step] = []  # the first one is every node's, the others are of new agents
+        self._respawns: dict[str, Step] = {}
         self._ends_seen: set[tuple[int, str]] = set()
         self._ended_at: float | None = None
 
@@ -92,7 +93,15 @@ class Fleet:
         except OSError:
             return False
         node.coming_until = self._clock.now() + self._limits.respawn_s
+        self._respawns[name] = self.steps[-1]
         return True
+
+    def is_coming(self, name: str) -> bool:
+        """True while a new agent may still report from the node."""
+        coming_until, step = self.nodes[name].coming_until, self._respawns.get(name)
+        if coming_until is None or step is None:
+            return False
+        return self._clock.now() < coming_until and step.exit_code() is None
 
     def _start_agents(self, names: Sequence[str], *, relay: str | None = None) -> None:
         command = srun_command(names, self._agent, self._given, self._spec.srun_options)

@@ -72,7 +72,7 @@ class Recovery:
         for name, node in fleet.nodes.items():
             if name not in training.nodes:
                 self.tell(name)
-            if node.lost == "agent_killed" and node.coming_until is None:
+            if node.lost == "agent_killed" and not fleet.is_coming(name):
                 fleet.respawn(name)
 
     @property
@@ -211,10 +211,10 @@ class Recovery:
             wait_s=self._start_at - now,
             is_point_known=self._is_point_known and self._hang is None,
             previous=self._training.nodes,
-            members=tuple(self._member(name, now) for name in self._fleet.nodes),
+            members=tuple(self._member(name) for name in self._fleet.nodes),
         )
 
-    def _member(self, name: str, now: float) -> Member:
+    def _member(self, name: str) -> Member:
         node = self._fleet.nodes[name]
         launch = self._training.launch
         was_training = name in self._training.nodes
@@ -222,7 +222,7 @@ class Recovery:
             node=name,
             was_training=was_training,
             is_here=self._fleet.is_here(name),
-            is_coming=node.coming_until is not None and now < node.coming_until,
+            is_coming=self._fleet.is_coming(name),
             has_evidence=node.evidence_for >= launch,
             is_stopped=node.stopped_for >= launch,
             is_checked=node.checked_for >= self.round,
