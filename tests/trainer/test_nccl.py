@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.contract import RunPaths
+from trainer.agent.surroundings import choose_nccl_settings
+from trainer.contract import AttemptSpec, RunPaths
 from trainer.example.options import parse_options
 from trainer.nccl import (
     ENV_PG_TIMEOUT,
@@ -164,6 +165,27 @@ def test_the_limit_of_a_collective_is_ours_where_the_script_asks_for_it(given: s
     environment = {} if given is None else {ENV_PG_TIMEOUT: given}
     assert process_group_timeout(environment).total_seconds() == seconds
     assert nccl_environment("/e", {})[ENV_PG_TIMEOUT] == "600"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("command", "prefix", "has_older"),
+    [
+        (("train.py",), (), False),
+        (("python", "-m", "train"), (), False),
+        (("/shared/envs/llm/bin/python", "train.py"), (), True),  # a PyTorch of its own, maybe an older one
+        (("sh", "-c", "exec python train.py"), (), True),
+        (("train.py",), ("apptainer", "exec", "x.sif"), True),
+    ],
+)
+def test_a_pytorch_that_is_not_known_is_given_both_generations_of_names(
+    command: tuple[str, ...], prefix: tuple[str, ...], has_older: bool
+) -> None:
+    """FR-01"""
+    spec = AttemptSpec(run="r", attempt=1, command=command, nodes=1, command_prefix=prefix)
+    settings = choose_nccl_settings(spec, Path("/run"), {}, launch=0, socket=Path("/node/socket"))
+    assert "TORCH_FR_BUFFER_SIZE" in settings
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in settings) is has_older
 
 
 @pytest.mark.torch

@@ -10,10 +10,12 @@ import os
 import re
 import socket
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainer import contract, nccl
+from trainer.agent.program import choose_program
 from trainer.contract import AttemptSpec, RunPaths
 
 _SIOCGIFADDR = 0x8915
@@ -50,10 +52,16 @@ def choose_nccl_settings(
     return nccl.nccl_environment(
         str(RunPaths(run_dir).evidence(spec.attempt, launch)),
         wanted,
-        torch_version="" if spec.command_prefix else _torch_version(),  # a container's is not known
+        torch_version=_torch_version() if _runs_our_python(spec) else "",
         pipe_dir=str(socket.parent),
         has_timing=spec.straggler_ratio > 0,
     )
+
+
+def _runs_our_python(spec: AttemptSpec) -> bool:
+    """False where another Python trains, a container's or the user's own: its PyTorch is not known."""
+    program = choose_program(spec.command, sys.executable)
+    return not spec.command_prefix and program.python == sys.executable and "--no-python" not in program.arguments[:1]
 
 
 @functools.cache  # of each start
