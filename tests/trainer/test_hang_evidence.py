@@ -173,8 +173,7 @@ def test_a_process_that_does_not_handle_the_signal_is_not_sent_it() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("how", ["stop", "lock"])
-def test_the_rank_that_does_not_come_to_a_collective_is_named(node: Node, tmp_path: Path, how: str) -> None:
+def test_the_rank_that_does_not_come_to_a_collective_is_named(node: Node, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -186,23 +185,22 @@ def test_the_rank_that_does_not_come_to_a_collective_is_named(node: Node, tmp_pa
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    node.start(0, ["-m", "tests.trainer.hangs.gloo_training", "3", "1", how], environment)
+    node.start(0, ["-m", "tests.trainer.hangs.gloo_training", "3", "1"], environment)
     node.await_ranks(lambda steps: max(steps.values(), default=0) >= 1)
 
     hang = _watch_until_hung(node)
     names, _ = node.collect(tmp_path)
     hang = name_missing(hang, tmp_path, world=3)
 
-    assert {f"rank{rank}.stacks.txt" for rank in (0, 2)} <= set(names)
-    assert {"rank0.flight", "rank2.flight", "rank1.proc.txt"} <= set(names)
+    kinds = ("stacks.txt", "flight", "proc.txt")
+    assert {f"rank{rank}.{kind}" for rank in range(3) for kind in kinds} <= set(names)
     assert (hang.ranks, hang.hint) == ((1,), "a")
-    assert hang.named_by == ("process" if how == "stop" else "flight")
+    assert hang.named_by in ("flight", "step")  # its last step may have been told later than theirs
     assert any("Flight Recorder" in sentence for sentence in hang.evidence)
     stacks = read_stacks(tmp_path)
-    if how == "lock":
-        assert stacks[1][0].name == "stop_taking_part"
-        assert choose_outsiders(stacks) == (1,), "the stacks alone tell, too"
-        assert judge_evidence(Hang(step=4, phase="step", silent_s=9, limit_s=7), None, stacks).ranks == (1,)
+    assert stacks[1][0].name == "deadlock"
+    assert choose_outsiders(stacks) == (1,), "the stacks alone tell, too"
+    assert judge_evidence(Hang(step=4, phase="step", silent_s=9, limit_s=7), None, stacks).ranks == (1,)
 
 
 def _watch_until_hung(node: Node) -> Hang:

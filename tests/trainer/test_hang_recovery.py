@@ -48,8 +48,8 @@ def test_a_rank_that_hangs_is_named_with_evidence_and_the_training_starts_again(
 
 
 def test_a_job_that_is_suspended_for_longer_than_a_limit_goes_on_as_if_nothing_was(attempt: Attempt) -> None:
-    attempt.start(program(last=40), nodes=2, in_job=True, phase_bounds_s=BOUNDS)
-    met = attempt.rig / "met.0.0.10"
+    attempt.start(program(last=20), nodes=2, in_job=True, phase_bounds_s=BOUNDS)
+    met = attempt.rig / "met.0.0.5"
     assert eventually(met.exists)
     everybody = attempt.processes()
 
@@ -57,7 +57,7 @@ def test_a_job_that_is_suspended_for_longer_than_a_limit_goes_on_as_if_nothing_w
         for pid in everybody:
             os.kill(pid, number)
         if number is signal.SIGSTOP:
-            time.sleep(4.0)  # what is tested: longer than the limit
+            time.sleep(3.5)  # what is tested: longer than the limit
 
     ended = attempt.end()
     assert (ended.exit_code, ended.launches) == (0, 1)

@@ -1,4 +1,4 @@
-"""A real training (gloo, DDP) in which a rank stops taking part: `WORLD RANK HOW` are the arguments.
+"""A real training (gloo, DDP) in which a rank locks itself out: `WORLD RANK` are the arguments.
 
 The ranks are forked from one process that has imported torch, and end with it.
 """
@@ -22,38 +22,33 @@ HANGS_AT = 5
 
 
 def main() -> None:
-    world, hangs, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    world, hangs = int(sys.argv[1]), int(sys.argv[2])
     for rank in range(world):
         if os.fork() == 0:
             ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
             os.environ["RANK"] = str(rank)
-            train(hangs, how)
+            train(hangs)
     for _ in range(world):
         os.wait()
 
 
-def train(hangs: int, how: str) -> None:
+def train(hangs: int) -> None:
     progress = ProgressWriter(None, 1, policy=LimitPolicy(min_s=1.0))
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     for step in range(1, 1000):
         if dist.get_rank() == hangs and step == HANGS_AT:
-            stop_taking_part(how)
+            deadlock()
         model(torch.ones(2, 8)).sum().backward()
         dist.all_reduce(torch.ones(1))
         time.sleep(0.2)
         progress.step_done(step)
 
 
-def stop_taking_part(how: str) -> None:
-    if how == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif how == "lock":
-        lock = threading.Lock()
-        lock.acquire()
-        lock.acquire()
-    else:
-        time.sleep(3600)
+def deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
 
 
 if __name__ == "__main__":
