@@ -92,7 +92,7 @@ def dump_flight(name: str) -> bytes | None:
 
 def _publish(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     try:
         temporary.write_bytes(data)
         temporary.replace(path)

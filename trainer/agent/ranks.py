@@ -148,6 +148,8 @@ class RankDesk:
             self._unlinked, self._log_dir, self._signs = {}, None, []
             for line in [line for line in self._lines.values() if line.rank is not None and line.launch != launch]:
                 self._drop(line)
+        for stacks in self._path.parent.glob("rank*.stacks"):  # of ranks that are gone
+            stacks.unlink(missing_ok=True)
 
     def watch(self, pids: Mapping[int, int], log_dir: Path | None) -> None:
         """Look after these processes, too: {rank: pid}; signs of life are told of those that have no line."""
