@@ -25,8 +25,10 @@ MAX_NAMES = 100_000
 _SPEC_BYTES = 4 * 1024 * 1024
 _RECORD_BYTES = 1024 * 1024
 _NUMBER = re.compile(r"(?:0|[1-9]\d{0,8})\Z")
-_FINAL_LIMIT_S = 1.5  # of what a cycle may spend on it
-_FINAL_BYTES = 256 * 1024 * 1024
+_FINAL_LIMIT_S = 0.5  # of the two seconds that a cycle waits for all that an attempt left behind
+_FINAL_BYTES = 64 * 1024 * 1024
+_FINAL_FILE_BYTES = 1024 * 1024  # of one dump: it is read in a third of a second
+_FINAL_ENTRIES = 20_000  # of one dump
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +101,21 @@ def list_dumps(folder: Path) -> tuple[DumpFile, ...]:
     return tuple(file for name in sorted(names) if (file := parse_name(folder / name)) is not None)
 
 
-def read_files(files: tuple[DumpFile, ...], *, limit_s: float = 60.0, max_total_bytes: int = _FINAL_BYTES) -> Reading:
+def read_files(files: tuple[DumpFile, ...], *, limit_s: float, max_total_bytes: int) -> Reading:
     """The dumps of these files: regular ones only, no link is followed."""
     return read_dumps(files, limit_s=limit_s, max_total_bytes=max_total_bytes, read=_read_dump)
+
+
+def _read_quickly(files: tuple[DumpFile, ...]) -> Reading:
+    """The same in the time that a cycle has: the short dumps, and none that is large."""
+    return read_dumps(
+        files,
+        limit_s=_FINAL_LIMIT_S,
+        max_total_bytes=_FINAL_BYTES,
+        max_entries=_FINAL_ENTRIES,
+        prefers_short=True,
+        read=lambda path, _: _read_dump(path, _FINAL_FILE_BYTES),
+    )
 
 
 def _read_dump(path: Path, max_bytes: int) -> bytes:
@@ -117,7 +131,7 @@ def read_last_start(run_dir: Path, attempt: int, launch: int | None) -> FlightVi
     if not starts or (launch is not None and starts[-1].launch != launch):
         return None
     start = starts[-1]
-    reading = read_files(list_dumps(start.folder), limit_s=_FINAL_LIMIT_S)
+    reading = _read_quickly(list_dumps(start.folder))
     return view_finding(analyse_reading(reading, start.world_size), start) if reading.dumps else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,20 @@ def test_a_dump_that_would_run_code_is_passed_over_and_so_is_what_is_no_file(
     assert view.flight is not None
     assert (view.flight.kind, view.flight.ranks, view.flight.confidence) == ("absent", (2, 3), "low")
     assert not (tmp_path / "pwned").exists()
+
+
+def test_a_small_dump_that_takes_long_to_read_does_not_hold_the_cycle_up(
+    attempt: RunPaths, reader: RunDirReader
+) -> None:
+    raw = pickle.loads((DATA / "sleeper" / "fr_trace_rank_0").read_bytes())
+    raw["entries"] = [raw["entries"][0]] * 400_000  # less than a megabyte
+    for rank in range(4):
+        (attempt.evidence(1, 1) / f"fr_trace_rank_{rank}").write_bytes(pickle.dumps(raw, protocol=2))
+    end(attempt)
+    began = time.monotonic()
+    view = reader.read("run", attempt.run_dir, 1, is_final=True, deadline_s=20.0)
+    assert (view.exit is not None, view.flight) == (True, None)
+    assert time.monotonic() - began < 10.0
 
 
 def test_two_starts_keep_their_dumps_apart(attempt: RunPaths) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.flight.reader import MAX_BYTES, Dump, FlightUnreadable, merge_dumps, read_dump
+from trainer.flight.reader import MAX_BYTES, MAX_ENTRIES, Dump, FlightUnreadable, merge_dumps, read_dump
 
 MAX_NAMES = 100_000
 MAX_DUMPS = 20_000
@@ -96,6 +96,7 @@ def read_dumps(
     *,
     limit_s: float = 60.0,
     max_total_bytes: int = MAX_TOTAL_BYTES,
+    max_entries: int = MAX_ENTRIES,
     prefers_short: bool = False,
     read: Callable[[Path, int], bytes] | None = None,
 ) -> Reading:
@@ -113,7 +114,7 @@ def read_dumps(
         try:
             data = (read or read_plain)(file.path, MAX_BYTES)
             left -= len(data)
-            dump = read_dump(data)
+            dump = read_dump(data, max_entries=max_entries)
             known = reading.dumps.get(file.rank)
             reading.dumps[file.rank] = dump if known is None else merge_dumps(known, dump)
             reading.files.setdefault(file.rank, file)

@@ -104,9 +104,9 @@ class Dump:
         return self.version[:1] == (KNOWN_MAJOR,)
 
 
-def read_dump(data: bytes) -> Dump:
-    """The dump that these bytes are, a pickle or JSON. Raises FlightUnreadable."""
-    return _make_dump(load_dump(data))
+def read_dump(data: bytes, *, max_entries: int | None = None) -> Dump:
+    """The dump that these bytes are, a pickle or JSON; at most MAX_ENTRIES, unless told. Raises FlightUnreadable."""
+    return _make_dump(load_dump(data), MAX_ENTRIES if max_entries is None else max_entries)
 
 
 def load_dump(data: bytes) -> dict[Any, Any]:
@@ -154,12 +154,12 @@ def _load_json(data: bytes) -> Any:
 # ---------------------------------------------------------------- plain values to records
 
 
-def _make_dump(raw: dict[Any, Any]) -> Dump:
+def _make_dump(raw: dict[Any, Any], max_entries: int) -> Dump:
     items = raw.get("entries")
     items = items if isinstance(items, list) else []
     known: _Known = {}
-    if len(items) > MAX_ENTRIES:
-        raise FlightUnreadable(f"it has {len(items):,} entries, more than {MAX_ENTRIES:,}")
+    if len(items) > max_entries:
+        raise FlightUnreadable(f"it has {len(items):,} entries, more than {max_entries:,}")
     entries: list[Entry] = []
     names: dict[str, str] = {}  # a group's number within the rank: its name
     for item in items:
