@@ -2,7 +2,7 @@
 
 The same two ranks on the same two nodes, once under agents and launcher, once started bare by srun: both trainings run
 in the same sandbox, and Slurm suspends one of them in turns, so that both meet the same machine. A pair of turns gives
-one ratio of step times; the median of the pairs counts. Ends with 1 when a target is missed, and says which.
+one ratio of median step times; the median of the pairs counts. Ends with 1 when a target is missed, and says which.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from bench.stage import BenchFailed, Service, Stage, open_stage, wait_for
 from slurm.sandbox import SandboxUnavailable
 from trainer.history import StepRecord
 
-PAIRS = 12
+PAIRS = 16
 RANKS = 2
 AGENTS = 256
 
-_TURN_S = 5.0
+_TURN_S = 4.0
 _SETTLE_S = 1.5  # after a suspension: what was missed meanwhile is caught up with
-_STEPS_AT_LEAST = 10  # of a turn that counts
+_BLOCK = 5  # steps that are taken together: the log tells milliseconds
+_BLOCKS_AT_LEAST = 3  # of a turn that counts
 _START_LIMIT_S = 120.0
 
 # No pauses and no saves: every millisecond that is taken away shows.
-_TRAINING = ("-m", "trainer.example.train", "--steps", "10000000", "--seed", "7", "--global-batch", "32")
+_TRAINING = ("-m", "trainer.example.train", "--steps", "10000000", "--seed", "7")
 _NO_SAVES_S = 36000
 _RUN_FILE = """name = "overhead"
 command = [{command}]
@@ -132,11 +133,10 @@ def _records(run_dir: Path) -> list[StepRecord]:
 
 
 def step_s(log: Sequence[StepRecord], began: float, ended: float) -> float | None:
-    """Seconds of a step between two instants, the mean; None when there were too few."""
+    """Seconds of a step between two instants, the median of blocks of steps; None when there were too few."""
     times = [record.time for record in log if record.time is not None and began <= record.time <= ended]
-    if len(times) <= _STEPS_AT_LEAST:
-        return None
-    return (times[-1] - times[0]) / (len(times) - 1)
+    blocks = [(times[n + _BLOCK] - times[n]) / _BLOCK for n in range(0, len(times) - _BLOCK, _BLOCK)]
+    return statistics.median(blocks) if len(blocks) >= _BLOCKS_AT_LEAST else None
 
 
 def rate_steps(steps: dict[str, list[float | None]]) -> dict[str, Any]:
