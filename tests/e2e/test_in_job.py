@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import UTC, datetime
 
 import pytest
@@ -23,6 +24,8 @@ def test_a_lost_node_is_replaced_inside_the_job_and_a_lost_batch_host_by_the_nex
     host, lost = first.training  # the batch host is the first node of the job
     (spare,) = first.spare_nodes
     stage.sandbox.power_cut(lost)
+    stage.end_daemon(signal.SIGKILL)  # one that comes back in the middle of it changes nothing
+    stage.start_daemon()
     inside = stage.wait("the recovery inside the job", lambda: find_resumed(stage, 1))
     assert (inside.is_in_job, inside.launch, inside.node, inside.is_planned) == (True, 0, lost, False)
     assert inside.kind == "node_lost"
@@ -36,8 +39,6 @@ def test_a_lost_node_is_replaced_inside_the_job_and_a_lost_batch_host_by_the_nex
     assert report["training_nodes"] == [host, spare]
     stage.wait("its state", lambda: stage.status()["runs"][0]["state"] == "running")
 
-    stage.end_daemon()  # one that comes back knows of nothing to do
-    stage.start_daemon()
     cut_at = datetime.now(UTC)
     stage.sandbox.power_cut(host)
     stage.wait("the next job", lambda: any(a.job_id for a in stage.attempts() if a.number == 2), TAKEN_OVER_WITHIN_S)
