@@ -186,6 +186,47 @@ def test_a_rank_that_is_a_collective_ahead_does_not_wait_for_the_one_that_is_stu
     assert (found.kind, found.culprits) == ("unfinished", (1,))
 
 
+def test_of_many_calls_that_were_made_ahead_the_first_that_does_not_end_is_the_stuck_one() -> None:
+    ahead = [*well(1, 2), entry(3, state="started"), *(entry(seq, state="scheduled") for seq in (4, 5, 6))]
+    found = judge({0: ahead, 1: well(1, 2), 2: ahead, 3: ahead})
+    assert (found.stuck[0].seq, found.stuck[0].waiting, found.culprits) == (3, (0, 2, 3), (1,))
+
+
+def test_a_disagreement_right_after_a_call_that_has_not_been_seen_to_end_everywhere_is_found() -> None:
+    late = [*well(1), entry(2, state="started"), entry(3, dtype="Half", state="scheduled")]
+    found = judge({0: WAITS, 1: late, 2: WAITS, 3: WAITS})
+    assert (found.kind, found.culprits, found.stuck[0].differing_at) == ("mismatch", (1,), 3)
+
+
+def test_a_rank_without_entries_and_status_has_called_nothing() -> None:
+    dumps = {rank: read_dump(dump([entry(1, state="started")], groups={"0": "[0, 1]"})) for rank in (0,)}
+    dumps[1] = read_dump(dump([], groups={"0": "[0, 1]"}, pg_status={}))
+    found = analyse(dumps, 2)
+    assert (found.culprits, found.stuck[0].reached) == ((1,), {0: 1, 1: 0})
+
+
+def test_half_of_two_ranks_without_a_dump_is_a_few() -> None:
+    found = judge({0: [entry(1, state="started")]}, groups={"0": "[0, 1]"}, world=2)
+    assert (found.culprits, found.confidence) == ((1,), "medium")
+
+
+def test_what_limits_a_finding_is_noted_and_nothing_else() -> None:
+    assert judge(dict.fromkeys(range(4), WAITS)).notes == ()
+    newer = {rank: read_dump(dump(WAITS, groups=WORLD, version="3.1")) for rank in range(4)}
+    (note,) = analyse(newer, 4).notes
+    assert "3.1" in note
+    unplaced = {rank: read_dump(dump(WAITS, groups={})) for rank in range(2)}
+    assert any("how many ranks" in note for note in analyse(unplaced).notes)
+    assert judge(dict.fromkeys(range(4), WAITS), world=0).notes == ()
+
+
+def test_who_belongs_to_a_group_of_gloo_is_not_known_and_said() -> None:
+    found = analyse_folder(DATA / "chain", 4)
+    assert found is not None
+    assert (found.confidence, [stuck.has_members for stuck in found.stuck]) == ("medium", [False] * 3)
+    assert any("nobody tells which ranks belong" in note for note in found.notes)
+
+
 def test_several_entries_of_one_number_are_over_when_all_are() -> None:
     twice = [entry(1), entry(1, op="all_gather", state="started")]
     assert judge(dict.fromkeys(range(4), twice)).kind == "stuck_together"
