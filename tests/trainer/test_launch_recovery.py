@@ -98,6 +98,44 @@ def test_a_killed_agent_has_a_successor_on_its_node(attempt: Attempt, slurmd: tu
     assert attempt.end().exit_code == 0
 
 
+def test_agents_that_are_killed_together_have_one_successor_each(attempt: Attempt, slurmd: tuple[str, int]) -> None:
+    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=1.0, ports={"n1": slurmd, "n2": slurmd})
+    assert eventually(lambda: attempt.is_up(0, 1, launch=0))
+    for node in ("n1", "n2"):
+        os.kill(attempt.agent_pid(node), signal.SIGKILL)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=1))
+    end_start(attempt, 1)
+    record = attempt.end()
+    assert (record.exit_code, record.launches) == (0, 2)
+
+
+def test_a_node_that_is_lost_while_another_failure_is_recovered_from_is_left_out(
+    attempt: Attempt, slurmd: tuple[str, int]
+) -> None:
+    checks = ("/bin/sh", "-c", "sleep 1.2; echo '[]'")
+    ports = {"n1": slurmd, "n2": NOWHERE, "n3": slurmd}
+    attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=1.0, ports=ports, start_checks=checks)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=0))
+    end_start(attempt, 0, 9, rank=0)
+    assert eventually(lambda: (report := attempt.report()) and report.phase == "recovering")
+    os.kill(attempt.agent_pid("n2"), signal.SIGSTOP)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=1))
+    record = attempt.interruption()
+    assert (record.nodes, record.training) == (("n2",), ("n1", "n3"))
+
+
+def test_a_file_system_that_hangs_stops_no_recovery(attempt: Attempt) -> None:
+    attempt.dir.mkdir(parents=True)
+    for name in ("advice.json", "outcome.json"):
+        os.mkfifo(attempt.dir / name)  # whoever opens it waits for ever
+    attempt.start(STARTS, nodes=1, in_job=True)
+    assert eventually(lambda: attempt.is_up(0, launch=0))
+    end_start(attempt, 0, 9)
+    assert eventually(lambda: attempt.is_up(0, launch=1))
+    end_start(attempt, 1)
+    assert attempt.end().exit_code == 0
+
+
 def test_fewer_nodes_train_where_there_is_no_spare(attempt: Attempt, slurmd: tuple[str, int]) -> None:
     ports = {"n1": slurmd, "n2": NOWHERE, "n3": slurmd}
     attempt.start(STARTS, nodes=3, nodes_min=1, node_multiple=2, in_job=True, suspect_after_s=1.0, ports=ports)
@@ -217,17 +255,17 @@ def test_a_late_beat_a_stopped_launcher_and_a_stepped_clock_interrupt_nothing(
 
 def test_a_suspended_job_goes_on_where_it_stopped(attempt: Attempt, slurmd: tuple[str, int]) -> None:
     ports = {"n1": slurmd, "n2": slurmd}
-    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=1.0, liveness_timeout_s=3.0, ports=ports)
+    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=0.8, liveness_timeout_s=2.0, ports=ports)
     assert eventually(lambda: attempt.is_up(0, 1, launch=0))
     pids = attempt.processes()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(4)  # the suspension: longer than anybody waits for a node or a launcher here
+    time.sleep(2.5)  # the suspension: longer than anybody waits for a node or a launcher here
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
     before = attempt.report()
     assert before is not None
-    assert eventually(lambda: (report := attempt.report()) and report.seq > before.seq + 4)
+    assert eventually(lambda: (report := attempt.report()) and report.seq > before.seq + 3)
     assert (attempt.launch(), attempt.silent()) == (0, ())
     assert set(pids) <= set(attempt.processes())
 

@@ -26,7 +26,7 @@ def test_a_power_cut_is_survived_on_the_spare_from_the_verified_checkpoint(tmp_p
         assert said == [["n1", "2", "40"], ["n3", "2", "40"]]
         record = parse(InterruptionRecord, job.paths.interruption(1, 0).read_bytes())
         assert (record.kind, record.nodes, record.training) == ("node_lost", ("n2",), ("n1", "n3"))
-        assert "its slurmd's port does not answer, that of another node does" in record.evidence
+        assert "the port of slurmd on n2 does not answer, that of another node does" in record.evidence
         sandbox.run("scontrol", "update", "nodename=n2", "state=down", "reason=gone")  # as Slurm itself does, later
         eventually(lambda: "NumNodes=2 " in sandbox.run("scontrol", "-o", "show", "job", job.job_id).stdout)
         seq = job.report().seq

@@ -41,8 +41,8 @@ def find_failure(training: Training, nodes: Mapping[str, Node]) -> Finding | Non
         return None
     first = failures[0]
     cut = [node for node in nodes.values() if node.cut_s > 0]
-    if nodes[first.node] in cut and 2 * len(cut) <= len(nodes):  # else it is we who were cut off, or stopped
-        return _cut_off(first, nodes[first.node].cut_s)
+    if nodes[first.node] in cut:
+        return _cut_off(first, nodes[first.node].cut_s, is_common=2 * len(cut) > len(nodes))
     is_port_taken = nodes[first.node].is_port_taken
     others = [f"{end.node}: {end.reason} (exit code {end.exit_code})" for end in failures[1:9]]
     return Finding(
@@ -73,12 +73,15 @@ def find_unstarted(
     )
 
 
-def _cut_off(end: NodeEnd, cut_s: float) -> Finding:
+def _cut_off(end: NodeEnd, cut_s: float, *, is_common: bool) -> Finding:
+    """A node that stopped its own ranks because it could not reach us. `is_common`: most did; then it was us."""
+    cause = f"{end.node} could not reach the launcher for {cut_s:.1f} s and has stopped its ranks"
+    common = f"most nodes did not hear the launcher for {cut_s:.1f} s: it was stopped or cut off itself"
     return Finding(
         kind="node_cut_off",
-        cause=f"{end.node} could not reach the launcher for {cut_s:.1f} s and has stopped its ranks",
+        cause=common if is_common else cause,
         exit_code=contract.EXIT_NODE_SILENT,
-        nodes=(end.node,),
+        nodes=() if is_common else (end.node,),
         evidence=(f"{end.node}: {end.reason}",),
         detect_s=cut_s,
     )

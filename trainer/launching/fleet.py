@@ -85,6 +85,8 @@ class Fleet:
     def respawn(self, name: str) -> bool:
         """Start a new agent on a node whose agent was killed; False: it has had its share."""
         node = self.nodes[name]
+        if self.is_coming(name):
+            return True
         if node.respawns >= MAX_RESPAWNS:
             return False
         node.respawns += 1

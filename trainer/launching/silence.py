@@ -69,12 +69,16 @@ def _judge_closed(signs: Signs, closed_s: float, patience: Patience) -> Loss | N
     return None
 
 
+def _port(signs: Signs) -> str:
+    return f"the port of slurmd on {signs.node}"
+
+
 def _lost(signs: Signs) -> Loss:
     quiet = f"no beat from {signs.node} for {signs.age_s:.1f} s"
     seen = {
-        True: "its slurmd's port accepts connections",
-        False: "its slurmd's port does not answer",
-        None: "its slurmd's port is not known",
+        True: f"{_port(signs)} accepts connections",
+        False: f"{_port(signs)} does not answer",
+        None: f"{_port(signs)} is not known",
     }[signs.answers]
     others = {
         True: ", that of another node does",
@@ -96,7 +100,7 @@ def _cut_off(signs: Signs) -> Loss:
         node=signs.node,
         kind="node_cut_off",
         cause=f"{signs.node} is cut off: no beat for {signs.age_s:.1f} s, though it lives",
-        evidence=(f"no beat from {signs.node} for {signs.age_s:.1f} s", "it has left word that it lives"),
+        evidence=(f"no beat from {signs.node} for {signs.age_s:.1f} s", f"{signs.node} has left word that it lives"),
         is_blamed=True,
         age_s=signs.age_s,
     )
@@ -107,7 +111,7 @@ def _frozen(signs: Signs) -> Loss:
         node=signs.node,
         kind="node_frozen",
         cause=f"{signs.node} is frozen: no beat for {signs.age_s:.1f} s though its kernel accepts connections",
-        evidence=(f"no beat from {signs.node} for {signs.age_s:.1f} s", "its slurmd's port accepts connections"),
+        evidence=(f"no beat from {signs.node} for {signs.age_s:.1f} s", f"{_port(signs)} accepts connections"),
         is_blamed=True,
         age_s=signs.age_s,
     )
@@ -115,8 +119,8 @@ def _frozen(signs: Signs) -> Loss:
 
 def _killed(signs: Signs) -> Loss:
     closed = f"the kernel of {signs.node} closed its agent's connection {signs.closed_s or 0:.1f} s ago"
-    told = ("srun says that its agent ended",) if signs.is_told_dead else ()
-    port = ("its slurmd's port accepts connections",) if signs.answers else ()
+    told = (f"srun says that the agent on {signs.node} ended",) if signs.is_told_dead else ()
+    port = (f"{_port(signs)} accepts connections",) if signs.answers else ()
     return Loss(
         node=signs.node,
         kind="agent_killed",
