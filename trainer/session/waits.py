@@ -11,6 +11,7 @@ records them (TORCH_NCCL_ENABLE_TIMING).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ import torch.distributed as dist
 from trainer.contract import ENV_NODE_SOCKET
 from trainer.steptime import TIMES, FlightLook, StepTimes
 
+log = logging.getLogger("trainer.waits")
+
 LEARN_PASSES = 6  # several, for a step of more than one
 _MAX_FLIGHT_BYTES = 64 * 1024 * 1024
 
@@ -29,7 +32,8 @@ _MAX_FLIGHT_BYTES = 64 * 1024 * 1024
 def watch_waits(model: torch.nn.Module, times: StepTimes = TIMES, env: Mapping[str, str] = os.environ) -> bool:
     """Begin to see what this rank waits for; False where nobody asks for it or it can't be seen.
 
-    Once a process, before the first step. Costs some microseconds a step.
+    Before the first step; a second model takes the place of the first. Costs some microseconds a step, and raises
+    nothing into the training.
     """
     if not env.get(ENV_NODE_SOCKET) or not (dist.is_available() and dist.is_initialized()):
         return False
@@ -37,8 +41,12 @@ def watch_waits(model: torch.nn.Module, times: StepTimes = TIMES, env: Mapping[s
         return False
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return _read_flight(times, env)
-    _watch_works(times)
-    _Tail(model, times)
+    try:
+        _watch_tail(model, times)
+        _watch_works(times)
+    except (RuntimeError, TypeError, AttributeError) as error:  # of a model that takes no hooks, another PyTorch
+        log.info("slow ranks are not told apart: %s", error)
+        return False
     times.see_waits()
     return True
 
@@ -110,6 +118,21 @@ class _Tail:
         for index, handle in enumerate(self._handles):
             if index not in self._lasts:
                 handle.remove()
+
+    def remove(self) -> None:
+        """Let go of the model."""
+        for handle in self._handles:
+            handle.remove()
+
+
+_tail: _Tail | None = None
+
+
+def _watch_tail(model: torch.nn.Module, times: StepTimes) -> None:
+    global _tail  # noqa: PLW0603 - one training a process; two of them would count a wait twice
+    if _tail is not None:
+        _tail.remove()
+    _tail = _Tail(model, times)
 
 
 def _at_end(call: Callable[[], None]) -> None:
