@@ -28,6 +28,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -282,7 +283,8 @@ class Checkpointer:
         began = time.monotonic()
         self._hear()
         if self._saves is not None:
-            self._saves.wait()
+            with self._in_wait():
+                self._saves.wait()
             self._saves.make_ready()
             self._save(None)
         return time.monotonic() - began
@@ -293,6 +295,7 @@ class Checkpointer:
         Every rank calls it, between two steps.
         """
         self._refuse_closed()
+        self._progress.enter("end")  # the last save is waited for until it is read back
         self._hear_last()
         problem = self._save_until_verified(tries=1)
         done = (
@@ -308,7 +311,8 @@ class Checkpointer:
         Every rank calls it, between two steps.
         """
         self._hear()
-        ended = self._saves.wait(timeout_s) if self._saves is not None else None
+        with self._in_wait():
+            ended = self._saves.wait(timeout_s) if self._saves is not None else None
         if ended is not None:
             self._tell_mover(ended)
         return ended
@@ -401,7 +405,7 @@ class Checkpointer:
         assert self._saves is not None
         self._wishes.schedule.saved()
         self._is_owed = False
-        with self._progress.phase("save"):
+        with self._progress.phase("save", limit_s=self._final_wait_s if self._saves.is_busy else 0.0):
             self._saves.begin(lambda problem: self._say(read, problem))
         if self._agreement.is_over:  # else the next step hears it
             self._hear()
@@ -414,6 +418,12 @@ class Checkpointer:
         if self._max_failures and failures >= self._max_failures:
             raise SavesKeepFailing(f"the last {failures} saves failed, the newest with: {why}")
         raise SaveFailed(why)
+
+    def _in_wait(self) -> AbstractContextManager[None]:
+        """Around a wait for a save in flight: nobody is to take it for a hang."""
+        if self._saves is None or not self._saves.is_busy:
+            return nullcontext()
+        return self._progress.phase("save", limit_s=self._final_wait_s, is_counted=False)
 
     # ------------------------------------------------------------ ends
 
@@ -439,6 +449,7 @@ class Checkpointer:
 
     def _end_diverged(self, finding: Finding) -> None:
         error = LossDiverged(finding)
+        self._progress.enter("end")
         if self._saves is not None:
             self._saves.cancel(str(error))
             self._saves.wait(LAST_SAVE_S)  # of a step before it went wrong, maybe
@@ -464,6 +475,7 @@ class Checkpointer:
 
     def _release(self, *, mover_s: float = 0.0, finishes: bool = False) -> None:
         self._is_closed = True
+        self._progress.enter("end")
         if self._seat is not None:
             self._seat.leave()
         if self._saves is not None:

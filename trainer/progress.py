@@ -151,19 +151,24 @@ class ProgressWriter:
         self._enter("end" if is_last else "step", urgent=was == "start" or is_last)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Announce another phase (restore, compile, save, eval) for a while, then come back to the one before."""
+    def phase(self, name: str, *, limit_s: float = 0.0, is_counted: bool = True) -> Iterator[None]:
+        """Announce another phase (restore, compile, save, eval) for a while, then come back to the one before.
+
+        `limit_s`: it may be silent for so long at least, whatever was learnt. `is_counted` False: how long it takes
+        says nothing of the next one.
+        """
         TIMES.spoil()
         self._entered = {**self._entered, name: self._entered.get(name, 0) + 1}
         before, began = self._record.phase, self._clock()
-        self._enter(name)
+        self._enter(name, least_s=limit_s)
         try:
             yield
         finally:
             took = self._clock() - began
-            self._limits = self._limits.learn(name, took)
             self._away_s += took
-            if name == "save":
+            if is_counted:
+                self._limits = self._limits.learn(name, took)
+            if is_counted and name == "save":
                 self._record = replace(self._record, save_blocking_s=took)
             self._enter(before)
 
@@ -203,11 +208,11 @@ class ProgressWriter:
     ) -> None:
         self.close()
 
-    def _enter(self, name: str, *, urgent: bool = True) -> None:
+    def _enter(self, name: str, *, urgent: bool = True, least_s: float = 0.0) -> None:
         self._record = replace(
             self._record,
             phase=name,
-            limit_s=self._limits.limit_s(name),
+            limit_s=max(self._limits.limit_s(name), least_s),
             time=self._wall(),
             seq=self._record.seq + 1,
         )

@@ -86,6 +86,22 @@ def test_the_second_step_is_measured_by_the_start_until_steps_are_known(start_s:
     assert limits.learn("step", 4.0).limit_s("step") == 20.0
 
 
+def test_a_wait_that_is_known_to_last_is_announced_and_says_nothing_of_the_next_save() -> None:
+    clock = _Clock()
+    with _writer(clock) as progress:
+        progress.step_done(1)
+        with progress.phase("save"):
+            clock.now += 3
+        with progress.phase("save", limit_s=500.0, is_counted=False):
+            assert (progress.record.phase, progress.record.limit_s) == ("save", 500)
+            clock.now += 400
+        assert (progress.record.phase, progress.record.save_blocking_s) == ("step", 3)
+        assert progress.limits.limit_s("save") == 15
+        clock.now += 2
+        progress.step_done(2)
+        assert progress.record.limit_s == 10
+
+
 def test_a_resumed_run_shows_its_step_and_keeps_the_limit_of_the_start() -> None:
     with _writer(_Clock()) as progress:
         progress.resumed(40, 480)
