@@ -15,7 +15,7 @@ from typing import Any
 from trainer.flight.files import SHORT, DumpFile, find_dumps, read_plain
 from trainer.flight.reader import MAX_BYTES, FlightUnreadable, load_dump
 
-MAX_OVER = 16  # of the calls of a group that have ended; all that have not are kept
+MAX_OVER = 10  # of the calls of a group that have ended; all that have not are kept
 MAX_ENTRIES = 5000
 
 _KEYS = ("version", "comm_lib_version", "nccl_version", "pg_config", "pg_status")

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ _MAX_TENSORS = 32  # told of one entry; the rest says no more
 _MAX_DIMENSIONS = 16
 _MAX_FRAMES = 32
 _MAX_GROUPS = 20_000
+_MAX_KEPT_TEXT = 100_000
 _MAX_ALL_RANKS = 5_000_000  # of all groups of a dump
 _MAX_INTEGER = 2**63
 
@@ -280,13 +282,17 @@ def _version(raw: Any) -> tuple[int, ...]:
 
 def _ranks(raw: Any, most: int) -> tuple[int, ...]:
     """Of a list, or of a text such as "[0, 1, 2]"."""
-    parts: list[Any] = []
     if isinstance(raw, str):
-        parts = [found[0] for found in islice(re.finditer(r"[0-9]{1,9}", raw[: 12 * most]), most)]
-    elif isinstance(raw, list):
-        parts = raw[:most]
-    ranks = [_integer(part) for part in parts]
+        return _known_ranks(raw, most) if len(raw) <= _MAX_KEPT_TEXT else _read_ranks(raw, most)
+    ranks = [_integer(part) for part in raw[:most]] if isinstance(raw, list) else []
     return tuple(rank for rank in ranks if rank is not None and rank >= 0)
+
+
+def _read_ranks(text: str, most: int) -> tuple[int, ...]:
+    return tuple(int(found[0]) for found in islice(re.finditer(r"[0-9]{1,9}", text[: 12 * most]), most))
+
+
+_known_ranks = lru_cache(maxsize=64)(_read_ranks)  # all ranks of a training tell the same
 
 
 def _sizes(raw: Any) -> tuple[tuple[int, ...], ...]:
