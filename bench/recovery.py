@@ -95,7 +95,7 @@ def _measure_starts(stage: Stage, _: Service, findings: Findings, repeats: int) 
 
 
 def _measure_requeues(stage: Stage, _: Service, findings: Findings, repeats: int) -> None:
-    measure_cuts(stage, findings, ["requeue", "requeue_batch_host"] * repeats)
+    measure_cuts(stage, findings, [*["requeue", "requeue_batch_host"] * repeats, "submitit"])
 
 
 def _measure_nvrx(stage: Stage, _: Service, findings: Findings, repeats: int) -> None:
