@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any
+
 import pytest
 
 from slurm.types import NodeBase
@@ -146,6 +149,18 @@ def test_a_start_that_never_stepped_is_resumed_with_the_one_that_did() -> None:
     made = plan(trains(launch=2, launched_at=ago(9)), launch=report(launch=2), interruptions=both)
     assert [i.resumed_at for i in records(made.facts, Interruption)] == [ago(3), ago(3)]
     assert attempt_in(made).interruptions_read == 2
+
+
+def test_a_training_that_tells_no_steps_goes_on_when_its_launcher_recovers_no_longer() -> None:
+    def resumed(**seen: Any) -> list[datetime | None]:
+        one = trains(launch=1, launched_at=ago(9), launch_step=100, last_step=100)
+        made = plan(one, interruptions=(interrupted(nodes=()),), **seen)
+        return [i.resumed_at for i in records(made.facts, Interruption)]
+
+    assert resumed(launch=report(launch=1, why="n2 is lost"), progress=None) == [None]
+    assert resumed(launch=report(launch=1), progress=None) == [ago(9)]
+    assert resumed(launch=report(launch=1), progress=progress(100, unchanged_s=0.5)) == [None]
+    assert resumed(launch=report(launch=1), progress=progress(101, unchanged_s=0.5)) == [NOW]  # from the log
 
 
 def test_the_end_of_the_attempt_is_an_interruption_of_its_last_start() -> None:

@@ -281,12 +281,29 @@ def _learn_resumed_inside(draft: Draft, attempt: Attempt, known: Interruption, s
     """The launcher says when a start that followed has stepped; one that did not was followed by another."""
     after = known
     if known.resumed_at is None:
-        later = (i for i in draft.interruptions(known.run) if i.attempt == known.attempt and i.launch > known.launch)
-        after = replace(known, resumed_at=min((i.resumed_at for i in later if i.resumed_at is not None), default=None))
+        after = replace(known, resumed_at=_find_resumed(draft, attempt, known))
         draft.put(after, "a later start of the training has stepped")
     is_past = attempt.launch > known.launch and after.resumed_at is not None
     if is_past and after.caught_up_at is None and step >= (after.last_step or 0):
         draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
+
+
+def _find_resumed(draft: Draft, attempt: Attempt, known: Interruption) -> datetime | None:
+    """When the training went on, where the launcher has not said so of the very next start.
+
+    It sees neither steps that are only in the log, nor those of a training that tells none: that one goes on when its
+    launcher says that it recovers no longer.
+    """
+    later = (i for i in draft.interruptions(known.run) if i.attempt == known.attempt and i.launch > known.launch)
+    told = min((i.resumed_at for i in later if i.resumed_at is not None), default=None)
+    if told is not None or attempt.launch <= known.launch:
+        return told
+    view = draft.view(attempt.run)
+    if view is None or view.launch is None or attempt.recovering:
+        return None
+    if view.progress is None:
+        return attempt.launched_at
+    return draft.now if (attempt.last_step or 0) > (attempt.launch_step or 0) else None
 
 
 def _newest_step(draft: Draft, attempt: Attempt) -> int:
