@@ -262,8 +262,9 @@ class Checkpointer:
         if self._saves is not None and (ended := self._saves.poll()) is not None:
             self._tell_mover(ended)
         self._raise_failures()
-        if self._saves is not None and not self._saves.is_planned:
-            self._saves.plan()
+        if self._saves is not None and not self._saves.is_planned:  # gets all its memory
+            with self._progress.phase("save", limit_s=self._final_wait_s, is_counted=False):
+                self._saves.plan()
         if self._exits:
             self._say(read)
             self.leave()
