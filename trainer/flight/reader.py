@@ -4,7 +4,7 @@ PyTorch writes a pickle of plain values, and says the same in JSON where it is a
 what stands in it, so it is read by `trainer.format.pickled`, which calls nothing; size, number and depth are bounded.
 What is missing or of another shape in a dump of an unknown version is left out and counted, not guessed.
 
-Seen in torch 2.13 (format 2.10): `version` is a text, to be compare as numbers; `ranks` is a text; the JSON has texts
+Seen in torch 2.13 (format 2.10): `version` is a text, to be compared as numbers; `ranks` is a text; the JSON has texts
 for the numbers of `pg_status` and 0 for a time that is not known. The gloo backend says "scheduled" of all it does,
 ended or not (`retired` tells), and names its groups in the entries only: `pg_config` has one, without name and ranks.
 """
