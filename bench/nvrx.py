@@ -31,6 +31,7 @@ _BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=nvrx
 #SBATCH --nodes={allocated}
 #SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
 #SBATCH --no-kill
 #SBATCH --no-requeue
 #SBATCH --output={output}

@@ -1,4 +1,7 @@
-"""The same training without the supervisor: sbatch, bare srun, torchrun alone, submitit. Each resumes by itself."""
+"""The same training without the supervisor: sbatch, bare srun, torchrun alone, submitit. Each resumes by itself.
+
+Jobs have their nodes to themselves: one whose node is dead would otherwise share it with the next job.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ _REQUEUED_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=plain
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output={output}
@@ -31,6 +35,7 @@ _ONE_NODE_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=torchrun
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
 #SBATCH --no-requeue
 #SBATCH --output={output}
 # Its best: workers that are started again would otherwise find the addresses of those before them in torchrun's own
@@ -43,6 +48,7 @@ _BARE_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=bare
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
 #SBATCH --no-requeue
 #SBATCH --output={output}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) MASTER_PORT={port}
@@ -115,7 +121,7 @@ def submit_submitit(stage: Stage, run_dir: Path, training: Sequence[str]) -> int
             timeout_min=60,
             slurm_job_name="submitit",
             slurm_setup=[f"export PYTHONPATH={ROOT}"],
-            slurm_additional_parameters={"requeue": True},
+            slurm_additional_parameters={"requeue": True, "exclusive": True},
         )
         job = executor.submit(SubmititTraining([*training[2:], "--run-dir", str(run_dir)]))
     finally:
