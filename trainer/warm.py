@@ -44,7 +44,7 @@ from typing import Any, NoReturn
 _FIRST = ("torch", "torch.distributed")
 # What many trainings import beside, unless SUPERVISOR_WARM_IMPORTS names other modules; only while nobody waits.
 _MORE = "numpy,torch.utils.data,torch._dynamo,torch.distributed.fsdp,torch.distributed.checkpoint.state_dict"
-_IDLE_S = 20.0  # a start has the processors for so long before more is imported
+_IDLE_S = 5.0  # after a start the processors are its own for so long, before more is imported
 _REPARENT_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _EXIT_NOT_STARTED = 1
@@ -171,8 +171,9 @@ class _Server:
             if trial == 0:
                 os._exit(0)
             os.waitpid(trial, 0)
-        count = _count_threads()
-        return count == 1 or self._refuse(f"{count} threads run after importing torch")
+        if (count := _count_threads()) > 1:
+            return self._refuse(f"{count} threads run after importing torch")
+        return not sys.modules["torch"].cuda.is_initialized() or self._refuse("a GPU is in use after importing torch")
 
     def _refuse(self, reason: str) -> bool:
         self._tell({"type": "refused", "reason": reason})
