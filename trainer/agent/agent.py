@@ -222,11 +222,15 @@ class NodeAgent:
         self._news.tell(
             {"type": "checked", "launch": self._launch, "checks": plain_checks(results), "port": self._port()}
         )
-        failed = [check.check for check in results if check.ok is False]
-        if failed and not self._spec.in_job:
-            self._end(contract.EXIT_NODE_CHECK_FAILED, f"start checks failed: {', '.join(failed)}")
-        elif results:
+        if results:
             self._write_report(None, "")
+        if self._failed_checks() and not self._spec.in_job:
+            self._end(contract.EXIT_NODE_CHECK_FAILED, self._failed_checks())
+
+    def _failed_checks(self) -> str:
+        """Which of the newest checks this node has failed, as a reason; empty when none."""
+        failed = [check.check for check in self._checks if check.ok is False]
+        return f"start checks failed: {', '.join(failed)}" if failed else ""
 
     def _find_others(self) -> frozenset[int]:
         """Children of this process that are none of the training's."""
@@ -324,7 +328,10 @@ class NodeAgent:
         self._training.prepare()
 
     def _kill(self, order: Message) -> None:
-        self._end(int(order.get("exit_code", EXIT_TERMINATED)), str(order.get("reason", "told to stop")))
+        code, reason = int(order.get("exit_code", EXIT_TERMINATED)), str(order.get("reason", "told to stop"))
+        if code == 0 and self._failed_checks():  # not needed, and would not have been of use
+            code, reason = contract.EXIT_NODE_CHECK_FAILED, self._failed_checks()
+        self._end(code, reason)
 
     def _leave(self, _order: Message) -> None:
         ended = self._news.get("ended")
