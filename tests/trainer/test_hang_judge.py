@@ -365,27 +365,44 @@ def _prints(told: Told, seconds: float, size: int, *, cpu: Sequence[float]) -> H
 
 def test_a_program_that_only_prints_is_judged_by_its_usual_pauses_and_widely() -> None:
     told = _unlinked()
-    for size in range(20):
-        assert _prints(told, 40.0, size, cpu=[0, 0, 0, 0]) is None
+    for size in range(15):
+        assert _prints(told, 200.0, size, cpu=[0, 0, 0, 0]) is None
 
-    assert _prints(told, 350, 19, cpu=[0, 0, 0, 0]) is None
-    assert _prints(told, 100, 19, cpu=[0, 0, 0, 0]) is not None
+    assert _prints(told, 1750, 14, cpu=[0, 0, 0, 0]) is None
+    hang = _prints(told, 300, 14, cpu=[0, 0, 0, 0])
+
+    assert hang is not None
+    assert "nothing new in the logs" in hang.cause
+    told.watch.settle(hang)
+    told.watch.begin(1, NODES, told.now)
+    for size in range(15):
+        _prints(told, 200.0, 100 + size, cpu=[0, 0, 0, 0])
+    assert _prints(told, 3000, 114, cpu=[0, 0, 0, 0]) is None, "it was stopped for a pause once, and is given longer"
 
 
 def test_of_programs_that_only_print_the_one_that_alone_is_idle_is_named() -> None:
     told = _unlinked()
-    for size in range(20):
+    for size in range(15):
         _prints(told, 10.0, size, cpu=[1, 1, 1, 1])
 
-    hang = _prints(told, 1000, 19, cpu=[1, 1, 0, 1])
+    hang = _prints(told, 4000, 14, cpu=[1, 1, 0, 1])
 
     assert hang is not None
     assert (hang.ranks, hang.hint) == ((2,), "n1")
 
 
-def test_a_program_of_which_nothing_is_known_is_not_judged() -> None:
-    told = _unlinked()
-    for size in range(5):  # it has hardly printed
+@pytest.mark.parametrize(("most_s", "after_s"), [(600.0, 600.0), (0.0, None)])
+def test_the_bound_of_a_start_is_that_of_a_program_that_only_prints(most_s: float, after_s: float | None) -> None:
+    told = _unlinked(phase_bounds_s={"start": (60.0, most_s)})
+    for size in range(3):
         _prints(told, 10.0, size, cpu=[0, 0, 0, 0])
 
-    assert _prints(told, 4000, 4, cpu=[0, 0, 0, 0]) is None
+    hang = _prints(told, 4000, 2, cpu=[0, 0, 0, 0])
+
+    assert (hang and hang.silent_s) == (after_s and pytest.approx(after_s, abs=10.0))
+
+
+def test_a_program_of_which_nothing_is_known_is_not_judged() -> None:
+    told = _unlinked()
+
+    assert told.pass_time(10_000) is None

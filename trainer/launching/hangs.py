@@ -25,6 +25,7 @@ FROZEN_S = 1.0  # the launcher looks ten times a second: what is beyond was a st
 SUSPICION = 0.7  # share of a limit from which on evidence is worth collecting
 LEARN_FROM_S = 2.0  # a shorter silence teaches nothing
 GAPS_KEPT = 64
+UNTOLD_STEP = -2  # of a program that tells no steps
 WRONG_FACTOR = 2.0  # times a silence that was judged, perhaps wrongly; it is then allowed GAP_FACTOR times that
 
 _Entry = Mapping[str, Any]  # of a beat's "ranks"
@@ -38,6 +39,7 @@ class HangWatch:
         bounds = [read_bounds(self._bounds_s, phase) for phase in PHASES]
         self._least_s = min((min(low, high) for low, high in bounds if high > 0), default=0.0)  # no limit is below
         self._gaps: dict[str, deque[float]] = {}
+        self._patience = 1.0  # with programs that only print
         self._hung_nodes: set[str] = set()  # where the missing rank of an earlier hang was
         self._launch = 0
         self._nodes: frozenset[str] = frozenset()
@@ -100,7 +102,9 @@ class HangWatch:
         Where no process is seen to be stopped it may have been something long that nobody announced. To stop that again
         and again would end the run, so it is given more time from then on.
         """
-        if hang.named_by != "process":
+        if hang.step == UNTOLD_STEP:
+            self._patience *= WRONG_FACTOR
+        elif hang.named_by != "process":
             longer_s = WRONG_FACTOR * hang.silent_s
             self._gaps.setdefault(hang.phase, deque(maxlen=GAPS_KEPT)).append(longer_s)
             said = f"if it was no hang: {GAP_FACTOR * longer_s:.0f} s are allowed in phase {hang.phase} from now on"
@@ -140,12 +144,13 @@ class HangWatch:
         return Hang(step=progress.step, phase=progress.phase, silent_s=self._progress_age_s, limit_s=limit_s)
 
     def _judge_signs(self, scale: float) -> Hang | None:
-        if read_bounds(self._bounds_s, "step")[1] <= 0:
-            return None
-        silence = self._signs.judge(self._clock, scale)
+        _, most_s = read_bounds(self._bounds_s, "start")
+        silence = self._signs.judge(self._clock, most_s=most_s, scale=scale, patience=self._patience)
         if silence is None:
             return None
-        hang = Hang(step=-1, phase="step", silent_s=silence.silent_s, limit_s=silence.limit_s, places=silence.places)
+        hang = Hang(
+            step=UNTOLD_STEP, phase="step", silent_s=silence.silent_s, limit_s=silence.limit_s, places=silence.places
+        )
         return hang.name(silence.ranks, "cpu", silence.why) if silence.ranks else hang
 
     def _find_views(self) -> list[RankView]:

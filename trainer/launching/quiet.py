@@ -66,6 +66,9 @@ class Hang:
         """One sentence for people."""
         missing = f"; waiting for rank {_join(self.ranks)}" if self.ranks else ""
         on = f" on {self.hint}" if self.ranks and self.hint else ""
+        if self.step < -1:
+            what = f"no steps are told, and nothing new in the logs for {self.silent_s:.0f} s"
+            return f"{what} (limit {self.limit_s:.0f} s){missing}{on}"
         return (
             f"no progress for {self.silent_s:.1f} s in phase {self.phase} after step {self.step} "
             f"(limit {self.limit_s:.1f} s){missing}{on}"

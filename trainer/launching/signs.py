@@ -1,7 +1,7 @@
 """Signs of life of a training that tells no steps: its logs grow. Pure.
 
-Its silence is judged only after it has printed for a while, by the longest pause it made, and widely: such a program
-may print once an evaluation. CPU time proves little (a process that waits for a GPU spins), but buys time.
+Its silence is judged widely, by the longest pause that it made: such a program may print once in an hour. CPU time
+proves little (a process that waits for a GPU spins), but buys time. Who sets `progress.start_max_s` has the last word.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-MIN_GROWTHS = 10  # so often it must have printed before its silence says anything
+MIN_GROWTHS = 10  # so often it must have printed before its pauses say anything
 FACTOR = 10.0  # times its longest pause
-FLOOR_S = 300.0
+FLOOR_S = 1800.0
 BUSY_FACTOR = 3.0  # while its processes compute
 BUSY_CORES = 0.1
 SAME_MOMENT_S = 1.0
@@ -74,12 +74,13 @@ class SignsOfLife:
             cores = (cpu_s - before.cpu_s) / elapsed if before is not None and elapsed > 0 else 0.0
             self._signs[rank] = _Sign(node=node, cpu_s=cpu_s, cores=cores, state=state, at=now)
 
-    def judge(self, now: float, scale: float) -> Silence | None:
-        """The silence that is too long, or None."""
-        if self._grown_at is None or self._growths < MIN_GROWTHS:
+    def judge(self, now: float, *, most_s: float, scale: float = 1.0, patience: float = 1.0) -> Silence | None:
+        """The silence that is too long, or None. `most_s`: the longest limit; `patience`: times what was learnt."""
+        if self._grown_at is None or most_s <= 0:
             return None
         is_busy = any(sign.cores >= BUSY_CORES for sign in self._signs.values())
-        limit_s = max(FLOOR_S, FACTOR * self._longest_s) * (BUSY_FACTOR if is_busy else 1.0) * scale
+        learnt_s = max(FLOOR_S, FACTOR * self._longest_s) * (BUSY_FACTOR if is_busy else 1.0) * patience
+        limit_s = (min(learnt_s, most_s) if self._growths >= MIN_GROWTHS else most_s) * scale
         silent_s = now - self._grown_at
         if silent_s <= limit_s:
             return None
