@@ -379,8 +379,18 @@ class NodeAgent:
         is_alone = self._client.is_dead() or self._outage.is_final()
         if is_alone:
             self._end(EXIT_TERMINATED, "the launcher did not come back")
-        if is_alone or (self._leave_at is not None and time.monotonic() > self._leave_at):
+        if is_alone or self._is_farewell_over():
             self._leave({})
+
+    def _is_farewell_over(self) -> bool:
+        """True once it is no use to wait any longer for the launcher's leave: it is late, or there is no launcher.
+
+        Slurm's SIGTERM to a node that is left of a job without a launcher: the next job waits for this node.
+        """
+        if self._leave_at is None:
+            return False
+        has_ended = self._news.get("ended") is not None
+        return time.monotonic() > self._leave_at or (has_ended and self._client.is_lost())
 
     # ---- surroundings
 
