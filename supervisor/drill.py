@@ -230,7 +230,22 @@ def _judge_samples(traces: Traces) -> Check:
         wrong = [s for s in counted if traces.before[s].position != traces.after[s].position]
         detail = f"at step {wrong[0]} the position differs" if wrong else f"the position is the same at {len(counted)}"
         return Check(name="samples", is_ok=not wrong, detail=f"{detail} steps that were seen twice")
-    return Check(name="samples", is_ok=None, detail="the training does not tell them, or no step was seen twice")
+    return _judge_batches(traces)
+
+
+def _judge_batches(traces: Traces) -> Check:
+    """Where no step was done twice: a position that was lost shows in a batch that was taken before."""
+    old = {tuple(sorted(fact.samples)): step for step, fact in traces.before.items() if fact.samples}
+    new = {step: tuple(sorted(fact.samples)) for step, fact in sorted(traces.after.items()) if fact.samples}
+    if not new or len(old) < len([fact for fact in traces.before.values() if fact.samples]) or not old:
+        detail = "the training does not tell them, or takes the same ones again and again"
+        return Check(name="samples", is_ok=None, detail=detail)
+    again = [(step, old[batch]) for step, batch in new.items() if batch in old]
+    if again:
+        detail = f"step {again[0][0]} took the samples of step {again[0][1]} again"
+    else:
+        detail = f"no step was done twice; none of {len(new)} new ones took the samples of one of the last {len(old)}"
+    return Check(name="samples", is_ok=not again, detail=detail)
 
 
 def _judge_indices(traces: Traces, steps: list[int]) -> Check:

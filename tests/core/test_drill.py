@@ -151,6 +151,16 @@ def test_samples_that_come_twice_or_never_fail() -> None:
     assert found.detail.startswith("4 repeated, 4 skipped")
 
 
+def test_where_no_step_was_done_twice_a_batch_that_was_taken_before_fails() -> None:
+    before, after = steps(1, 20), steps(21, 28)
+    assert check("samples", traces=replace(TRACES, before=before, after=after)).is_ok is True
+    lost = {**after, 21: replace(before[1], step=21)}
+    assert check("samples", traces=replace(TRACES, before=before, after=lost)).is_ok is False
+    tiny = {step: replace(fact, samples=(1, 2)) for step, fact in {**before, **after}.items()}
+    every_time = replace(TRACES, before={s: tiny[s] for s in before}, after={s: tiny[s] for s in after})
+    assert check("samples", traces=every_time).is_ok is None
+
+
 def test_another_position_at_the_same_step_fails() -> None:
     before = {5: StepFact(step=5, position=50)}
     source = "the progress file, now and then"
