@@ -33,7 +33,9 @@ _WAITS = (
     re.compile(r"torch/nn/parallel/distributed"),
     re.compile(r"torch/autograd/(?:graph|__init__|function)"),
     re.compile(r"torch/cuda/(?:__init__|streams)"),
+    re.compile(r"trainer/session/waits"),  # around each of them, where waits are measured
 )
+_AROUND = re.compile(r"/torch/|trainer/session/waits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +95,11 @@ def _say_places(hang: Hang, stacks: Mapping[int, tuple[Frame, ...]]) -> list[str
     for rank in order:
         frames = stacks[rank]
         if frames:
-            own = next((frame for frame in frames if "/torch/" not in frame.file), frames[0])
-            where = frames[0].words if own is frames[0] else f"{frames[0].words}, called in {own.words}"
+            inner = next((frame for frame in frames if "session/waits" not in frame.file), frames[0])
+            own = next((frame for frame in frames if not _AROUND.search(frame.file)), inner)
+            where = inner.words if own is inner else f"{inner.words}, called in {own.words}"
             said.setdefault(where, []).append(rank)
-    return [f"rank {', '.join(map(str, ranks[:8]))} stands in {where}" for where, ranks in said.items()]
+    return [f"rank {', '.join(map(str, ranks[:8]))}: in {where}" for where, ranks in said.items()]
 
 
 # ---------------------------------------------------------------- stacks
