@@ -215,3 +215,33 @@ def _watch_until_hung(node: Node) -> Hang:
         if hang is not None and len({state["step"] for state in node.desk.states()}) <= 2:
             return hang
         time.sleep(0.1)
+
+
+_WAITS = """
+Thread 1 (S) "MainThread"
+  File "/x/trainer/session/waits.py", line 65, in wait
+  File "/x/site-packages/torch/distributed/fsdp/a.py", line 3, in unshard
+  File "/home/a/train.py", line 44, in step
+"""
+_ELSEWHERE = """
+Thread 7 (most recent call first):
+  File "/home/a/other.py", line 1, in work
+
+Current thread 9 (most recent call first):
+  File "/home/a/data.py", line 12, in load
+"""
+
+
+def test_without_dumps_the_rank_that_waits_for_nobody_is_named_and_where_each_stands() -> None:
+    waiting, elsewhere = parse_main_stack(_WAITS), parse_main_stack(evidence._turn_round(_ELSEWHERE))
+    hang = Hang(step=1, phase="step", silent_s=8, limit_s=7, places={0: "a", 1: "b", 2: "c"})
+
+    named = judge_evidence(hang, None, {0: waiting, 1: elsewhere, 2: waiting})
+    unnamed = judge_evidence(hang, None, {0: waiting, 1: waiting})
+
+    assert (named.ranks, named.hint, named.named_by) == ((1,), "b", "stacks")
+    assert named.evidence[1:] == (
+        "rank 1: in load (a/data.py:12)",
+        "rank 0, 2: in unshard (fsdp/a.py:3), called in step (a/train.py:44)",
+    )
+    assert unnamed.ranks == ()
