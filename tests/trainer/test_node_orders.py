@@ -165,6 +165,20 @@ def test_an_older_agent_that_lives_after_all_leaves_its_place_to_the_new_one(nod
     assert node.agents[1].poll() is None
 
 
+def test_a_rank_that_failed_just_before_its_stop_is_told_as_failed(node: Commander, tmp_path: Path) -> None:
+    start(node, tmp_path)
+    rank = node.begin(0)
+    agent = node.agents[0].pid
+    os.kill(agent, signal.SIGSTOP)  # it learns of both at once
+    node.order("stop", launch=0, grace_s=0.1, reason="a peer failed")
+    os.kill(rank, signal.SIGKILL)
+    node.poll()
+    os.kill(agent, signal.SIGCONT)
+    node.await_said("stopped", launch=0)
+    order = [event.message["type"] for event in node.heard]
+    assert order.index("failed") < order.index("ended") < order.index("stopped")
+
+
 def test_a_signal_reaches_ranks_that_start_later(tmp_path: Path) -> None:
     program = """
 import os, signal, sys, time

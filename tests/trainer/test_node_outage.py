@@ -193,6 +193,18 @@ def test_a_drill_on_a_node_that_trains_nothing_is_refused(node: Commander) -> No
     assert node.await_said("drilled", id="d1")["ok"] is False
 
 
+def play_a_termination(folder: Path) -> None:
+    with commanding(folder, **QUICK) as node:
+        node.start_agent()
+        rank = node.begin(0)
+        node.order("drill", id="d1", kind="network")
+        node.until(lambda: not node.is_alive(rank))
+        begun = time.monotonic()
+        node.agents[0].terminate()
+        assert node.agents[0].wait(20) == 143
+        assert time.monotonic() - begun < 2.0  # Slurm holds the node back for as long
+
+
 def play_a_power_cut(folder: Path) -> None:
     with commanding(folder, **QUICK, liveness_timeout_s=0.7) as node:
         node.start_agent()
@@ -214,6 +226,7 @@ SCENES = (
     play_a_gone_launcher,
     play_a_hanging_file_system,
     play_a_power_cut,
+    play_a_termination,
 )
 Outcomes = Mapping[Callable[[Path], None], "Future[None]"]
 
@@ -242,6 +255,10 @@ def test_a_node_whose_launcher_is_gone_for_good_ends(outcomes: Outcomes) -> None
 
 def test_a_hanging_file_system_does_not_keep_ranks_alive(outcomes: Outcomes) -> None:
     outcomes[play_a_hanging_file_system].result()
+
+
+def test_a_node_without_launcher_ends_at_once_when_slurm_says_so(outcomes: Outcomes) -> None:
+    outcomes[play_a_termination].result()
 
 
 def test_a_node_without_power_is_silent_at_once_and_gone_in_the_end(outcomes: Outcomes) -> None:

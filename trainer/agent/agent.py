@@ -138,8 +138,9 @@ class NodeAgent:
             self._training.close()
             kill_descendants()
             self._desk.close()
-            self._reports.flush(2.0)
-            self._client.stop(2.0)
+            limit_s = 0.1 if self._outage.is_on() else 2.0
+            self._reports.flush(limit_s)
+            self._client.stop(limit_s)
 
     def _prepare(self) -> None:
         left = kill_leftovers(self._run_dir, self._spec.attempt, self._environment)
@@ -316,6 +317,7 @@ class NodeAgent:
         if self._is_over(launch):
             self._news.repeat("stopped")
             return
+        self._look_at_training()  # a rank that has just failed is to be told as that, and not as stopped
         self._launch = max(self._launch, launch)
         left: list[int] = []
         if self._training.is_running:
@@ -376,7 +378,8 @@ class NodeAgent:
     def _look_at_time(self) -> None:
         if self._client.is_lost() and not self._outage.is_on():
             self._lose_launcher({})
-        is_alone = self._client.is_dead() or self._outage.is_final()
+        is_unheard = self._is_terminated and self._outage.is_on()  # Slurm waits for us, and nobody else does
+        is_alone = self._client.is_dead() or self._outage.is_final() or is_unheard
         if is_alone:
             self._end(EXIT_TERMINATED, "the launcher did not come back")
         if is_alone or self._is_farewell_over():
