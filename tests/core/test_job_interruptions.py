@@ -23,6 +23,9 @@ from tests.core.builders import (
     attempt_in,
     attempts_in,
     broken,
+    checkpoint,
+    checkpoint_view,
+    checkpoints_in,
     cluster,
     exit_record,
     intents_of,
@@ -38,6 +41,7 @@ from tests.core.builders import (
     world,
 )
 from tests.core.starts import NODES, interrupted, is_over, plan, report, trains
+from trainer.contract import Outcome
 
 # ---------------------------------------------------------------- interruptions
 
@@ -202,6 +206,18 @@ def test_a_training_that_fails_again_and_again_inside_the_job_is_held() -> None:
     assert after is not None
     assert after.state is RunState.HELD
     assert "step 131 failed 3 times" in after.reason
+
+
+def test_a_checkpoint_that_a_later_start_could_not_load_is_the_one_that_is_counted() -> None:
+    first, later = checkpoint(100, 1), checkpoint(120, 1)
+    seen = {"checkpoints": (checkpoint_view(100), checkpoint_view(120)), "launch": report(launch=1, resume_step=120)}
+    one = trains(
+        resume_path=first.path, resume_step=100, launch=1, launch_step=120, advised_path=later.path, advised_step=120
+    )
+    known = {"checkpoints": (first, later)}
+    for outcome in (None, Outcome(attempt=1, exit_code=78, checkpoint=later.path)):
+        made = plan(one, known=known, exit=exit_record(78, launches=2), outcome=outcome, **seen)
+        assert {key: c.load_failures for key, c in checkpoints_in(made).items()} == {(120, 1): 1}
 
 
 def test_a_node_that_left_the_job_is_left_out_of_the_next_one() -> None:

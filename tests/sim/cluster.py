@@ -14,7 +14,7 @@ from slurm.types import JobRecord, JobState
 from tests.fakes import FakeClock, FakeSlurm
 from tests.sim.standins import Disk
 from trainer import contract
-from trainer.contract import AttemptSpec, ExitRecord, LaunchReport, NodeBeat, Progress
+from trainer.contract import AttemptSpec, ExitRecord, InterruptionRecord, LaunchReport, NodeBeat, Progress
 from trainer.launch import PROMOTION_LIMIT_S
 
 STEP_S = 60.0
@@ -44,6 +44,8 @@ class Process:
     is_zombie: bool = False  # its job is over, its host is cut off: it goes on writing
     is_dead: bool = False
     quiet_at: datetime | None = None  # since when a training node gives no heartbeat
+    launch: int = 0  # which start of the training inside the job
+    chosen: tuple[str, ...] = ()  # nodes of that start, where it is not the first
 
     @property
     def host(self) -> str:
@@ -51,7 +53,7 @@ class Process:
 
     @property
     def training(self) -> tuple[str, ...]:
-        return self.nodes[: self.spec.nodes]
+        return self.chosen or self.nodes[: self.spec.nodes]
 
     @property
     def is_training(self) -> bool:
@@ -73,6 +75,7 @@ class SimCluster:
     guilty: set[str] = field(default_factory=set)  # nodes that have given a reason to be drained
     processes: list[Process] = field(default_factory=list)
     has_finished: bool = False
+    recoveries: int = 0  # starts of the training inside a job
     on_resume: Callable[[AttemptSpec], None] = lambda _spec: None
 
     def __post_init__(self) -> None:
@@ -185,12 +188,41 @@ class SimCluster:
         quiet = [n for n in process.training if n != process.host and self.is_dark(n)]
         process.quiet_at = (process.quiet_at or now) if quiet else None
         if process.quiet_at is not None:
-            if (now - process.quiet_at).total_seconds() >= GIVES_UP_S:
+            if (now - process.quiet_at).total_seconds() >= GIVES_UP_S and not self._start_again(process, quiet):
                 self.end(process, contract.EXIT_NODE_SILENT, node=quiet[0])
             return
         if not process.is_loaded and not self._load(process):
             return
         self._make_steps(process, now)
+
+    def _start_again(self, process: Process, lost: list[str]) -> bool:
+        """The launcher goes on inside the job, without the nodes that it has lost; False: too few are left."""
+        spec, now = process.spec, self.clock.now()
+        left = [n for n in process.nodes if not self.is_dark(n)]
+        count = min(spec.nodes, len(left)) // spec.node_multiple * spec.node_multiple
+        if not spec.in_job or count < (spec.nodes_min or spec.nodes):
+            return False
+        advice = self.disk.advice.get(spec.attempt)
+        if advice is not None and advice.resume_step > spec.resume_step:
+            spec = replace(spec, resume_from=advice.resume_from, resume_step=advice.resume_step)
+        process.chosen = tuple(left[:count])
+        self.disk.interruptions[spec.attempt, process.launch] = InterruptionRecord(
+            attempt=spec.attempt,
+            launch=process.launch,
+            kind="node_lost",
+            cause=f"{lost[0]} is lost",
+            nodes=tuple(lost),
+            last_step=process.step,
+            resume_step=spec.resume_step,
+            training=process.chosen,
+            detected_at=now.timestamp(),
+        )
+        self.recoveries += 1
+        process.spec, process.launch, process.step = spec, process.launch + 1, spec.resume_step
+        process.started_at = process.stepped_at = now
+        process.is_loaded = process.is_hung = False
+        process.quiet_at = None
+        return True
 
     def _wait(self, process: Process) -> None:
         is_over = self.slurm.job(process.job_id).end_at is not None
@@ -223,8 +255,18 @@ class SimCluster:
     def _publish(self, process: Process) -> None:
         attempt = process.spec.attempt
         self.disk.progress[attempt] = Progress(
-            attempt=attempt, step=process.step, final_step=self.final_step, phase="step", time=0.0, seq=process.step
+            attempt=attempt,
+            step=process.step,
+            final_step=self.final_step,
+            phase="step",
+            time=0.0,
+            seq=process.step,
+            launch=process.launch,
         )
+        before = self.disk.interruptions.get((attempt, process.launch - 1))
+        if before is not None and before.resumed_at is None:
+            resumed = replace(before, resumed_at=self.clock.now().timestamp())
+            self.disk.interruptions[attempt, process.launch - 1] = resumed
         if process.step % SAVE_EVERY == 0 or process.step == self.final_step:
             self.disk.publish(process.step, attempt, self.clock.now())
 
@@ -246,6 +288,9 @@ class SimCluster:
             host=process.host,
             phase="running",
             nodes=beats,
+            launch=process.launch,
+            training=process.training,
+            resume_step=process.spec.resume_step,
         )
 
     def _linger(self, process: Process) -> None:

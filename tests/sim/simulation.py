@@ -16,6 +16,7 @@ from supervisor.model import (
     Checkpoint,
     CheckpointSpec,
     CheckpointState,
+    Interruption,
     NodesSpec,
     ProgressSpec,
     RestartSpec,
@@ -97,6 +98,10 @@ class Simulation:
         self._attempts: tuple[Attempt, ...] = ()
         self._aside: tuple[Attempt, ...] = ()
         self._daemon = self._build()
+
+    def load_interruptions_in_job(self) -> tuple[Interruption, ...]:
+        """What the ledger knows of starts that were followed by another one in the same job."""
+        return tuple(i for i in self._truth.load_interruptions("gpt") if i.is_in_job)
 
     @property
     def now_s(self) -> float:

@@ -28,7 +28,17 @@ from supervisor.model import (
 )
 from supervisor.rundir import RunDirUnreadable
 from supervisor.slurmwatch import NOT_ASKED, Answers
-from trainer.contract import Advice, AttemptSpec, CheckResult, ExitRecord, LaunchReport, Progress, RunPaths, parse
+from trainer.contract import (
+    Advice,
+    AttemptSpec,
+    CheckResult,
+    ExitRecord,
+    InterruptionRecord,
+    LaunchReport,
+    Progress,
+    RunPaths,
+    parse,
+)
 
 READ_BACK_S = 4.0
 SWEEP_S = 3.0
@@ -59,6 +69,7 @@ class Disk:
     progress: dict[int, Progress] = field(default_factory=dict)
     launches: dict[int, LaunchReport] = field(default_factory=dict)
     exits: dict[int, ExitRecord] = field(default_factory=dict)
+    interruptions: dict[tuple[int, int], InterruptionRecord] = field(default_factory=dict)  # by attempt and launch
     checkpoints: dict[tuple[int, int], StoredCheckpoint] = field(default_factory=dict)
 
     def publish(self, step: int, attempt: int, now: datetime) -> None:
@@ -77,7 +88,15 @@ class SimReader:
         self._since: dict[tuple[str, int], tuple[object, datetime]] = {}
 
     def read(
-        self, run: str, run_dir: Path, attempt: int, *, is_final: bool, deadline_s: float, **_sources: object
+        self,
+        run: str,
+        run_dir: Path,
+        attempt: int,
+        *,
+        is_final: bool,
+        deadline_s: float,
+        interruptions_from: int = 0,
+        **_sources: object,
     ) -> RunView:
         self._answer()
         disk = self._disk
@@ -87,6 +106,11 @@ class SimReader:
             progress=Seen(value=progress, unchanged_s=self._age_s("progress", attempt, progress)) if progress else None,
             launch=Seen(value=launch, unchanged_s=self._age_s("launch", attempt, launch)) if launch else None,
             exit=disk.exits.get(attempt),
+            interruptions=tuple(
+                record
+                for (number, launch), record in sorted(disk.interruptions.items())
+                if number == attempt and launch >= interruptions_from
+            ),
             checkpoints=tuple(
                 CheckpointView(step=c.step, attempt=c.attempt, path=c.path, size_bytes=10, is_complete=True)
                 for c in disk.checkpoints.values()

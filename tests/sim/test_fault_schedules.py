@@ -52,6 +52,8 @@ def play(seed: int, folder: Path) -> Simulation:
         assert run.state is not RunState.FINISHED or simulation.cluster.has_finished, "finished before its final step"
         has_ended = run.state in (RunState.FINISHED, RunState.STOPPED, RunState.HELD)
         assert not has_ended or simulation.is_all_gone(), f"{run.state}, and something of it is left in the cluster"
+        told = simulation.load_interruptions_in_job()
+        assert len(told) == simulation.cluster.recoveries, f"{simulation.cluster.recoveries} recoveries, told: {told}"
         simulation.outcome = run.state.value
         simulation.ends = tuple(a.end.value for a in simulation.attempts() if a.end is not None)
     except Exception as error:

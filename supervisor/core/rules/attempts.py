@@ -253,9 +253,20 @@ def _with_log(sight: Sight, ended: Ended) -> tuple[str, ...]:
 def _count_load_failure(draft: Draft, sight: Sight) -> None:
     attempt, outcome = sight.attempt, sight.view.outcome if sight.view is not None else None
     detail = outcome.message if outcome is not None and outcome.message else "rejected by the training"
+    rejected = _rejected_path(sight)
     for checkpoint in draft.checkpoints(attempt.run):
-        if checkpoint.path == attempt.resume_path:
+        if checkpoint.path == rejected:
             put_checkpoint(draft, *checkpoint_rules.fold_load_failure(checkpoint, detail))
+
+
+def _rejected_path(sight: Sight) -> str:
+    """What the last start of the training was given; a start inside the job begins where its launcher knew of."""
+    attempt, outcome = sight.attempt, sight.view.outcome if sight.view is not None else None
+    if attempt.launch == 0:
+        return attempt.resume_path
+    if outcome is not None and outcome.attempt == attempt.number and outcome.checkpoint:
+        return outcome.checkpoint
+    return attempt.advised_path if attempt.advised_step == attempt.launch_step else ""
 
 
 def learn_resumed(draft: Draft, run: str) -> None:
