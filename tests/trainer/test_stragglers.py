@@ -157,6 +157,24 @@ def test_a_slow_rank_that_holds_nobody_up_is_none() -> None:
     assert judge_stragglers(times, StragglerPolicy(ratio=1.5)) == ()
 
 
+def test_one_fast_rank_makes_nobody_slow_and_a_rank_below_the_limit_is_none() -> None:
+    own = (0.15, 0.2, 0.2, 0.2, 0.2, 0.27)
+    training = Training(StragglerWatch(spec()))
+    assert training.run(45, lambda rank, _: own[rank]) == ()
+
+
+def test_a_node_speaks_for_its_own_ranks_only() -> None:
+    watch = StragglerWatch(spec())
+    watch.begin(0.0, NODES)
+    for step in range(1, 60):
+        for rank, node in NODES.items():
+            told = {"rank": rank, "timed_step": step, "timed": step, "step_s": 0.3 * step, "own_s": 0.2 * step}
+            watch.feed(float(step), node, [told])
+        lie = {"rank": 4, "timed_step": step, "timed": step, "step_s": 0.3 * step, "own_s": 9.0 * step}
+        watch.feed(float(step), "n1", [lie])
+        assert watch.judge(float(step)) == ()
+
+
 def test_with_two_of_three_slow_nobody_is_named() -> None:
     nodes = {0: "n1", 1: "n2", 2: "n3"}
     training = Training(StragglerWatch(spec()), nodes)
