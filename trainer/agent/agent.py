@@ -24,17 +24,18 @@ from trainer.agent.ends import describe_end, describe_failure, grace_s
 from trainer.agent.errands import Errands
 from trainer.agent.leftovers import kill_leftovers
 from trainer.agent.news import News
+from trainer.agent.notices import install_signals
 from trainer.agent.outage import Outage, cut_off, read_boot_id
 from trainer.agent.place import parse_place
 from trainer.agent.probe import ProbeRun, plain_checks
 from trainer.agent.ranks import RankDesk, make_socket_folder
-from trainer.agent.reports import Reports
+from trainer.agent.reports import Reports, describe_node
 from trainer.agent.surroundings import hold_port, wanted_environment
 from trainer.agent.training import Training
 from trainer.agent.words import CONSOLE_TAIL_BYTES, find_last_words
 from trainer.agent.workers import WorkersEnd
 from trainer.beats import Message
-from trainer.contract import AttemptSpec, CheckResult, NodeReport, RunPaths
+from trainer.contract import AttemptSpec, CheckResult, RunPaths
 from trainer.descendants import kill_descendants
 
 LOG_READ_LIMIT_S = 2.0  # a file system that hangs must not hold the exit code back
@@ -73,7 +74,6 @@ class NodeAgent:
         self._exit_code: int | None = None
         self._leave_at: float | None = None
         self._is_terminated = False  # SIGTERM came to this node
-        self._own_requests = 0  # sent to this node alone: counted downwards
         self._reports = Reports(node)
         self._hello: Message = {
             "type": "hello",
@@ -127,7 +127,7 @@ class NodeAgent:
     def run(self) -> int:
         """Check, train when told so, and return the exit code of this node."""
         self._news.note("node.started")
-        self._install_signals()
+        install_signals(self._client.inbox.put, self._take_termination)
         self._client.start()
         try:
             self._prepare()
@@ -398,30 +398,10 @@ class NodeAgent:
     # ---- surroundings
 
     def _write_report(self, code: int | None, log_tail: str) -> None:
-        report = NodeReport(
-            attempt=self._spec.attempt,
-            node=self._node,
-            host=socket.gethostname(),
-            time=time.time(),
-            checks=self._checks,
-            exit_code=code,
-            log_tail=log_tail,
-        )
+        report = describe_node(self._spec.attempt, self._node, self._checks, code, log_tail)
         self._reports.offer(RunPaths(self._run_dir).node_report(self._spec.attempt, self._node), report)
 
-    def _install_signals(self) -> None:
-        def stop(number: int, _frame: object) -> None:
-            self._is_terminated |= number == signal.SIGTERM
-            self._leave_at = time.monotonic() + FAREWELL_LIMIT_S
-            reason = f"signal {signal.Signals(number).name}"
-            self._client.inbox.put({"type": "kill", "exit_code": 128 + number, "reason": reason})
-
-        def forward(number: int, _frame: object) -> None:
-            self._own_requests -= 1
-            self._client.inbox.put({"type": "signal", "number": number, "count": self._own_requests})
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGUSR1, forward)
-        signal.signal(signal.SIGUSR2, forward)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: self._client.inbox.put({"type": "tick"}))
+    def _take_termination(self, number: int) -> None:
+        """Called from a signal handler."""
+        self._is_terminated |= number == signal.SIGTERM
+        self._leave_at = time.monotonic() + FAREWELL_LIMIT_S

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import queue
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
 
 from trainer import contract
+from trainer.contract import CheckResult, NodeReport
+
+
+def describe_node(
+    attempt: int, node: str, checks: tuple[CheckResult, ...], exit_code: int | None, log_tail: str
+) -> NodeReport:
+    """What is known of this node now."""
+    return NodeReport(
+        attempt=attempt,
+        node=node,
+        host=socket.gethostname(),
+        time=time.time(),
+        checks=checks,
+        exit_code=exit_code,
+        log_tail=log_tail,
+    )
 
 
 class Reports:
