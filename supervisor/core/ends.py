@@ -134,6 +134,7 @@ _EXIT_ENDS: dict[int, AttemptEnd] = {
     contract.EXIT_NODE_CHECK_FAILED: AttemptEnd.NODE_CHECK,
     contract.EXIT_CHECKPOINT_REJECTED: AttemptEnd.CHECKPOINT_REJECTED,
     contract.EXIT_DIVERGED: AttemptEnd.DIVERGED,
+    contract.EXIT_HUNG: AttemptEnd.STALLED,
 }
 
 

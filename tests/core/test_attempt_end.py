@@ -67,6 +67,7 @@ def test_a_stop_does_not_end_an_attempt_whose_job_is_not_known_yet() -> None:
         (contract.EXIT_RESUBMIT, AttemptEnd.SAVED),
         (contract.EXIT_DO_NOT_RESTART, AttemptEnd.DO_NOT_RESTART),
         (contract.EXIT_NODE_CHECK_FAILED, AttemptEnd.NODE_CHECK),
+        (contract.EXIT_HUNG, AttemptEnd.STALLED),
         (contract.EXIT_CHECKPOINT_REJECTED, AttemptEnd.CHECKPOINT_REJECTED),
         (1, AttemptEnd.CRASHED),
         (137, AttemptEnd.CRASHED),

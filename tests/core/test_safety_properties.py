@@ -360,7 +360,7 @@ def views(draw: st.DrawFn, number: int) -> RunView:
                     ExitRecord,
                     attempt=st.just(number),
                     job_id=st.just(100 + number),
-                    exit_code=st.sampled_from([0, 1, 75, 76, 77, 78, 79, 93, 137, 143]),
+                    exit_code=st.sampled_from([0, 1, 75, 76, 77, 78, 79, 80, 81, 93, 137, 143]),
                     reason=st.sampled_from(["ended", ""]),
                     node=maybe(names),
                     time=st.just(0.0),
