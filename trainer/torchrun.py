@@ -41,6 +41,7 @@ def main() -> int:
     if not line.endswith("\n"):
         return 0
     request = json.loads(line)
+    os.environ.clear()
     os.environ.update(request["environment"])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     return _run(run, request["argv"], report)

@@ -42,7 +42,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 _FIRST = ("torch", "torch.distributed")
-# What many trainings import beside, unless SUPERVISOR_WARM_IMPORTS names other modules; only while nobody waits.
+# What many trainings import beside, unless WARM_IMPORTS names other modules; only while nobody waits.
 _MORE = "numpy,torch.utils.data,torch._dynamo,torch.distributed.fsdp,torch.distributed.checkpoint.state_dict"
 _IDLE_S = 5.0  # after a start the processors are its own for so long, before more is imported
 _REPARENT_LIMIT_S = 10.0
@@ -59,7 +59,7 @@ def main() -> Job | None:
     agent = int(sys.argv[2])
     os.set_inheritable(control.fileno(), False)
     _end_with(agent)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # meant for the ranks
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):  # meant for the ranks
         signal.signal(number, signal.SIG_IGN)
     if not sys.flags.safe_path and sys.path:
         del sys.path[0]  # our neighbours' names must not hide other people's
@@ -72,7 +72,7 @@ class _Server:
         self._control = control
         self._agent = agent
         self._rest = b""
-        self._more = os.environ.get("SUPERVISOR_WARM_IMPORTS", _MORE).split(",")
+        self._more = os.environ.get("WARM_IMPORTS", _MORE).split(",")
         self._used_at = time.monotonic() - _IDLE_S
 
     def prepare(self) -> bool:

@@ -120,7 +120,7 @@ time.sleep(99)
 
 
 def test_an_agent_keeps_its_prepared_interpreter_from_one_start_to_the_next(tmp_path: Path) -> None:
-    with commanding(tmp_path, UP, worker_start="warm", environment={"SUPERVISOR_WARM_IMPORTS": "numpy"}) as node:
+    with commanding(tmp_path, UP, worker_start="warm", environment={"WARM_IMPORTS": "numpy"}) as node:
         agent = node.start_agent()
         prepared = []
         for launch in range(2):

@@ -138,7 +138,8 @@ def open_agent(
             text=True,
         )
     agent = Agent(folder, process)
-    environment = {**os.environ, "SUPERVISOR_WARM_IMPORTS": "numpy", **(environment or {})}
+    quick = {"WARM_IMPORTS": "numpy"} if worker_start == "warm" else {}
+    environment = {**os.environ, **quick, **(environment or {})}
     agent.ask(
         do="create", kind=worker_start, procs=procs, command=command, environment=environment, prefix=tuple(prefix)
     )

@@ -97,14 +97,15 @@ class WarmWorkers:
 
     def _look_after(self, environment: Mapping[str, str]) -> None:
         """Have an interpreter that suits these variables, where one can be had."""
-        if self._zygote is not None and not suits(self._zygote, self._program.python, environment):
+        python = environment.get("PYTHON_EXEC") or self._program.python
+        if self._zygote is not None and not suits(self._zygote, python, environment):
             self._end_zygote()
         if self._zygote is not None or self._refusal:
             return
         refusal = "" if is_python(self._program) else "the command is no Python program"
         try:
             if not refusal:
-                self._zygote = Zygote(self._program.python, shared_environment(environment))
+                self._zygote = Zygote(python, shared_environment(environment))
         except OSError as error:
             refusal = str(error)
         if refusal:
