@@ -7,6 +7,7 @@ launcher: what the others see of it is what they would see of the real failure. 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from slurm.sandbox import Sandbox, SandboxError
 from slurm.sandbox.spec import STATE_NAME, read_spec
 from supervisor.control import ask
 
+_FORKED_RANK = re.compile(r"rank(\d+)\n")  # trainer.warm: its environment in /proc is that of who forked it
+
 
 class CannotMake(Exception):
     """The failure can't be made; the message says why. Nothing was done."""
@@ -26,13 +29,15 @@ class CannotMake(Exception):
 class Failure:
     """A failure that can be made: how, in words, and what does it. `make` raises CannotMake or the service's errors.
 
-    `check` asks whether it may be made, and raises alike.
+    `check` asks whether it may be made, and raises alike; `announce` tells the service of one that it doesn't make, so
+    that it counts as no real failure.
     """
 
     how: str
     is_sandbox: bool
     make: Callable[[], None]
     check: Callable[[], None] = lambda: None
+    announce: Callable[[], None] = lambda: None
 
 
 def find_sandbox(conf: Path | None, environment: Mapping[str, str]) -> Sandbox | None:
@@ -48,8 +53,13 @@ def find_sandbox(conf: Path | None, environment: Mapping[str, str]) -> Sandbox |
         return None
 
 
-def plan_in_sandbox(sandbox: Sandbox, run: str, kind: str, node: str) -> Failure:
-    """The real failure, on a node of a sandbox. Raises CannotMake for a cable that isn't there."""
+def plan_in_sandbox(
+    sandbox: Sandbox, run: str, kind: str, node: str, *, socket: Path | None = None, start_hint: str = ""
+) -> Failure:
+    """The real failure, on a node of a sandbox, known to the service by `socket`.
+
+    Raises CannotMake for a cable that isn't there.
+    """
     if kind == "network" and sandbox.mode != "isolated":
         raise CannotMake("nodes of a loopback sandbox have no cable to cut: use --kill node, or an isolated sandbox")
     ways: Mapping[str, tuple[str, Callable[[], None]]] = {
@@ -59,7 +69,13 @@ def plan_in_sandbox(sandbox: Sandbox, run: str, kind: str, node: str) -> Failure
         "hang": (f"SIGSTOP to a rank on {node}", lambda: _signal_rank(sandbox, run, node, signal.SIGSTOP)),
     }
     how, make = ways[kind]
-    return Failure(how=how, is_sandbox=True, make=lambda: _guarded(make))
+    request = {**request_drill(run, kind, node), "is_made": True}
+    return Failure(
+        how=how,
+        is_sandbox=True,
+        make=lambda: _guarded(make),
+        announce=lambda: _ask(socket, request, start_hint) if socket is not None else None,
+    )
 
 
 def plan_by_service(socket: Path, run: str, kind: str, node: str, *, start_hint: str) -> Failure:
@@ -121,7 +137,8 @@ def _rank_of(process: Path, run: str) -> int | None:
         environment = {name: value for name, _, value in pairs}
         if environment.get(b"SUPERVISOR_RUN") != run.encode():
             return None
-        return int(environment[b"RANK"])
+        forked = _FORKED_RANK.fullmatch((process / "comm").read_text())
+        return int(forked[1]) if forked else int(environment[b"RANK"])
     except (OSError, KeyError, ValueError):
         return None
 

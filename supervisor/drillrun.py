@@ -19,6 +19,7 @@ from supervisor.drillwatch import (
     resume_step_of,
 )
 from supervisor.model import Interruption, RunState
+from trainer.contract import LaunchReport
 
 LOOK_EVERY_S = 0.1
 _LEDGER_S = 20.0  # after the first new step, for the service to have noted it
@@ -56,6 +57,7 @@ class DrillRun:
         self._known = frozenset(_key(i) for i in sight.interruptions)
         self._note(sight)
         before = _describe(sight, kind, node, failure)
+        failure.announce()
         self._made = time.monotonic()
         failure.make()
         self._say(f"{failure.how}, at step {before.step}; newest verified checkpoint: step {before.verified_step}")
@@ -138,9 +140,15 @@ def where(sight: Sight) -> str:
     if sight.attempt is None:
         return "no attempt"
     launch = sight.launch
-    phase = f", {launch.phase}" + (f" from {launch.why}" if launch.why else "") if launch is not None else ""
+    phase = f", {_phase_words(launch)}" if launch is not None else ""
     step = f", step {sight.step}" if sight.step is not None else ""
     return f"attempt {sight.attempt.number} {sight.attempt.state}, start {sight.launch_number}{phase}{step}"
+
+
+def _phase_words(launch: LaunchReport) -> str:
+    if not launch.why:
+        return launch.phase
+    return f"recovering from {launch.why}" if launch.phase == "recovering" else f"started again after {launch.why}"
 
 
 def _describe(sight: Sight, kind: str, node: str, failure: Failure) -> Before:

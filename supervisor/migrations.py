@@ -139,6 +139,7 @@ CREATE TABLE attempts (
   advised_path TEXT NOT NULL,
   advised_step INTEGER NOT NULL,
   drill TEXT,
+  planned INTEGER NOT NULL,
   PRIMARY KEY (run, number)
 );
 -- Two live attempts of a run would train and publish side by side: the database itself refuses the second one. One that
@@ -184,6 +185,7 @@ CREATE TABLE interruptions (
   resume_step INTEGER,
   evidence TEXT NOT NULL,
   parts TEXT NOT NULL,
+  drill TEXT NOT NULL,
   PRIMARY KEY (run, attempt, launch),
   FOREIGN KEY (run, attempt) REFERENCES attempts (run, number)
 );

@@ -266,6 +266,9 @@ class Drill:
     node: str = ""  # empty: the launcher chooses one that trains and is not its own
     at_step: int | None = None  # not before this step is done; None: now
     attempt: int = 0  # that it is for: none other makes it
+    is_made: bool = False  # by whoever asked, on a sandbox: nobody is told to make it
+    is_seen: bool = False  # the interruption that it led to is in the ledger
+    asked_at: float = field(default=0.0, compare=False)  # seconds since the epoch, the service's clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -434,6 +437,7 @@ class Attempt:
     advised_path: str = ""  # newest checkpoint that it was told of while it runs
     advised_step: int = 0
     drill: Drill | None = None  # the newest failure on purpose that it was told to make
+    planned: int = 0  # its interruptions that were planned or made on purpose: no failures
 
     @property
     def spare_nodes(self) -> tuple[str, ...]:
@@ -534,6 +538,7 @@ class Interruption:
     resume_step: int | None = None
     evidence: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()  # where the time inside the job went, as the launcher says
+    drill: str = ""  # the drill that made it; such a one is planned
 
     @property
     def detection_s(self) -> float | None:

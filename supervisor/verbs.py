@@ -413,23 +413,24 @@ def _drill(asked: Asked) -> Decision:
     last = max(asked.attempts, key=lambda a: a.number, default=None)
     if last is None or last.state is not AttemptState.RUNNING:
         return refuse(CONFLICT, f"run {run.name} does not run now: nothing can fail on purpose")
-    if run.script is not None or not run.spec.restart.in_job:
-        return refuse(CONFLICT, f"run {run.name} is not started again inside its job: no launcher takes a drill")
     drill = _read_drill(asked.request.body, last)
     if isinstance(drill, str):
         return refuse(BAD_INPUT, drill)
+    if not drill.is_made and (run.script is not None or not run.spec.restart.in_job):
+        return refuse(CONFLICT, f"run {run.name} is not started again inside its job: no launcher takes a drill")
     if run.drill is not None and run.drill.id == drill.id:
         return _nothing_to_do(asked.request, run, f"drill {drill.id} was asked for already")
     where = f" on {drill.node}" if drill.node else ""
     when = f" once step {drill.at_step} is done" if drill.at_step is not None else " now"
-    message = f"run {run.name}, attempt {last.number}: a failure of kind {drill.kind} is made{where}{when}"
-    decision = _change(asked, run, message, drill=drill)
+    by_whom = ", by who asks for it" if drill.is_made else ""
+    message = f"run {run.name}, attempt {last.number}: a failure of kind {drill.kind} is made{where}{when}{by_whom}"
+    decision = _change(asked, run, message, drill=dataclasses.replace(drill, asked_at=asked.now.timestamp()))
     return dataclasses.replace(decision, reply={**decision.reply, "id": drill.id, "attempt": last.number})
 
 
 def _read_drill(body: Mapping[str, Any], last: Attempt) -> Drill | str:
     """The drill that a request describes, or what is wrong with it."""
-    kind, node, at_step, given = (body.get(key) for key in ("kind", "node", "at_step", "id"))
+    kind, node, at_step, given, is_made = (body.get(key) for key in ("kind", "node", "at_step", "id", "is_made"))
     if kind not in DRILLS:
         return f"kind must be one of {', '.join(DRILLS)}"
     if not isinstance(given, str) or not re.fullmatch(r"[0-9a-f]{1,32}", given):
@@ -440,7 +441,9 @@ def _read_drill(body: Mapping[str, Any], last: Attempt) -> Drill | str:
         return "node must be a name"
     if node and node not in last.nodes:
         return f'"{node[:80]}" is no node of attempt {last.number}, which has {", ".join(last.nodes[:20])}'
-    return Drill(id=given, kind=kind, node=node or "", at_step=at_step, attempt=last.number)
+    if is_made is not None and type(is_made) is not bool:
+        return "is_made must be true or false"
+    return Drill(id=given, kind=kind, node=node or "", at_step=at_step, attempt=last.number, is_made=bool(is_made))
 
 
 def _pause(asked: Asked) -> Decision:

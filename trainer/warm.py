@@ -17,7 +17,8 @@ threads joined and its clean-up run. What a program can tell apart:
 - its modules of torch and the standard library are imported already, under this process's environment: the agent
   starts another one when a variable that they read at import differs (see trainer.agent.workers_warm);
 - what the program itself sets in os.environ before it imports torch comes too late for what torch reads at import;
-- /proc/self/cmdline and /proc/self/environ are this process's; so `ps` shows this file and not the script;
+- /proc/self/cmdline and /proc/self/environ are this process's; so `ps` shows this file and not the script. Its short
+  name tells the rank: `pgrep -x rank3`;
 - all ranks of a node hash strings alike, unless PYTHONHASHSEED says how;
 - faulthandler is on.
 """
@@ -47,6 +48,7 @@ _MORE = "numpy,torch.utils.data,torch._dynamo,torch.distributed.fsdp,torch.distr
 _IDLE_S = 5.0  # after a start the processors are its own for so long, before more is imported
 _REPARENT_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _EXIT_NOT_STARTED = 1
 EXIT_PORT_TAKEN = 98
 
@@ -251,6 +253,7 @@ def _become_rank(job: Job, environment: Mapping[str, str]) -> None:
     except OSError as error:
         os.write(2, f"{error}\n".encode())
         os._exit(_EXIT_NOT_STARTED)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank{environment.get('RANK', '')}".encode(), 0, 0, 0)
     os.environ.clear()
     os.environ.update(environment)
     random.seed()

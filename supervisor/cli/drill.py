@@ -33,7 +33,11 @@ _SAY_EVERY_S = 2.0
 @click.option("--yes", is_flag=True, help="On a real cluster: do not ask.")
 @click.option("--by-agents", is_flag=True, help="On a sandbox: make it as on a real cluster.")
 @click.option(
-    "--timeout-s", type=click.FloatRange(1), default=600.0, show_default=True, help="For the recovery, at most."
+    "--timeout-s",
+    type=click.FloatRange(1),
+    default=600.0,
+    show_default=True,
+    help="For --at-step's step, and for the recovery.",
 )
 @click.option(
     "--report", type=click.Path(path_type=Path, file_okay=False), help="Folder of the report; default: RUN_DIR/drills."
@@ -70,6 +74,7 @@ def drill(
     _require_daemon(settings)
     sight = _require_training(settings, run)
     sandbox = None if by_agents else find_sandbox(settings.slurm.conf, os.environ)
+    _require_ahead(sight, at_step)
     failure, chosen = _choose(settings, sight, kind, node, sandbox)
     failure.check()
     if dry_run:
@@ -130,13 +135,26 @@ def _require_training(settings: Settings, name: str) -> Sight:
         (attempt is None or attempt.state is not AttemptState.RUNNING, f"{name} is not running"),
         (sight.launch is None or not sight.launch.training, f"the launcher of {name} has not said which nodes train"),
         (sight.launch is not None and sight.launch.phase != "running", f"{name} is not training yet, or recovering"),
-        (sight.step is None, f"{name} has not done a step yet"),
+        (
+            sight.progress is None,
+            f"{name} writes no progress file: when it has recovered could not be told (docs/drills.md: what is needed)",
+        ),
+        (sight.step is None, f"{name} has not done a step yet, or not since its last start"),
         (not sight.verified, f"{name} has no verified checkpoint: all its steps would be lost (see `supervisor save`)"),
     )
     for is_so, why in rows:
         if is_so:
             raise CommandError(f"no drill: {why}", EXIT_REFUSED)
     return sight
+
+
+def _require_ahead(sight: Sight, at_step: int | None) -> None:
+    final = sight.progress.final_step if sight.progress is not None else None
+    if at_step is not None and final is not None and at_step >= final:
+        raise CommandError(
+            f"--at-step {at_step}: {sight.run.name} ends with step {final}, and something must be left to do",
+            EXIT_BAD_INPUT,
+        )
 
 
 def _choose(
@@ -162,7 +180,8 @@ def _choose(
     if os.geteuid() not in {0, sight.run.owner_uid}:
         raise CommandError(f"no drill: {name} belongs to another account", EXIT_REFUSED)
     try:
-        return plan_in_sandbox(sandbox, name, kind, chosen), chosen
+        socket = settings.control.socket
+        return plan_in_sandbox(sandbox, name, kind, chosen, socket=socket, start_hint=start_hint()), chosen
     except CannotMake as error:
         raise CommandError(f"no drill: {error}", EXIT_REFUSED) from None
 

@@ -9,7 +9,7 @@ import click
 from supervisor.cli.main import EXIT_BAD_INPUT, CommandError
 from supervisor.cli.options import config_option, json_option, now, since_option
 from supervisor.config import Settings
-from supervisor.reports.history import history_as_json, history_table, read_history, summary_line
+from supervisor.reports.history import attempt_words, history_as_json, history_table, read_history, summary_line
 from supervisor.reports.table import print_table, render_json
 from supervisor.store import Store
 
@@ -39,6 +39,6 @@ def history(*, run: str | None, since: datetime | None, evidence: bool, as_json:
         print_table(history_table(report))
     if evidence:
         for interruption in report.interruptions:
-            click.echo(f"\n{interruption.run}, attempt {interruption.attempt}: {interruption.cause}")
+            click.echo(f"\n{interruption.run}, attempt {attempt_words(interruption)}: {interruption.cause}")
             for line in interruption.evidence:
                 click.echo(f"  {line}")

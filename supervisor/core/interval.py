@@ -139,7 +139,8 @@ def blend_rate(*, failures: int, observed_node_s: float, prior_node_s: float, no
 
 def measure_rate(spec: RunSpec, attempts: Sequence[Attempt], now: datetime) -> Rate:
     """The rate of the run at the size of its newest attempt. Planned ends are no failures."""
-    failures = sum(a.launch + (1 if is_failure(a) else 0) for a in attempts)  # what a job survived is one, too
+    # What a job survived is a failure, too, unless it was made on purpose.
+    failures = sum(max(0, a.launch + (1 if is_failure(a) else 0) - a.planned) for a in attempts)
     observed = math.fsum(_size(a) * _ran_s(a, now) for a in attempts)
     newest = max(attempts, key=lambda a: a.number, default=None)
     nodes = _size(newest) if newest is not None else spec.nodes.max

@@ -85,6 +85,7 @@ def _as_json(interruption: Interruption, gap: Gap) -> dict[str, Any]:
         "node": interruption.node,
         "nodes": list(interruption.nodes),
         "planned": interruption.is_planned,
+        "drill": interruption.drill or None,
         "injected_at": None,  # known only to whoever broke it on purpose
         "detected_at": interruption.detected_at,
         "resumed_at": interruption.resumed_at,
@@ -163,8 +164,8 @@ def _row(interruption: Interruption) -> tuple[str, ...]:
     return (
         instant(interruption.detected_at),
         interruption.run,
-        f"{interruption.attempt}.{interruption.launch}" if _has_starts(interruption) else str(interruption.attempt),
-        f"{interruption.kind} (planned)" if interruption.is_planned else interruption.kind,
+        attempt_words(interruption),
+        _kind(interruption),
         interruption.node or "-",
         duration(interruption.recovery_s),
         number(interruption.lost_steps),
@@ -172,9 +173,16 @@ def _row(interruption: Interruption) -> tuple[str, ...]:
     )
 
 
-def _has_starts(interruption: Interruption) -> bool:
-    """True where the attempt was started more than once: the number of the start then says which one."""
-    return interruption.is_in_job or interruption.launch > 0
+def _kind(interruption: Interruption) -> str:
+    if interruption.drill:
+        return f"{interruption.kind} (drill)"
+    return f"{interruption.kind} (planned)" if interruption.is_planned else interruption.kind
+
+
+def attempt_words(interruption: Interruption) -> str:
+    """The attempt; where it was started more than once, the number of the start says which one: 1.2."""
+    has_starts = interruption.is_in_job or interruption.launch > 0
+    return f"{interruption.attempt}.{interruption.launch}" if has_starts else str(interruption.attempt)
 
 
 def summary_line(history: History) -> str:
@@ -185,7 +193,11 @@ def summary_line(history: History) -> str:
 def _planned_words(history: History) -> str:
     if not history.planned:
         return ""
-    return f"; {len(history.planned)} planned, {duration(_down_s(history, history.planned))} of planned down time"
+    drills = sum(1 for interruption in history.planned if interruption.drill)
+    of_them = f" ({drills} of them drills)" if drills else ""
+    return (
+        f"; {len(history.planned)} planned{of_them}, {duration(_down_s(history, history.planned))} of planned down time"
+    )
 
 
 def _slurm_words(history: History) -> str:

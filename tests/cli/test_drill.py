@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from supervisor.drillmake import find_ranks
+from supervisor.drillrun import where
+from supervisor.drillwatch import look
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Run, RunState
 from tests.cli.conftest import NOW, Service, run
 from trainer.contract import LaunchReport, NodeBeat, Progress, RunPaths, write_json
@@ -19,7 +22,9 @@ def on_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_CONF", raising=False)
 
 
-def keep_training(service: Service, *, verified: bool = True, step: int = 24, phase: str = "running") -> None:
+def keep_training(
+    service: Service, *, verified: bool = True, step: int = 24, phase: str = "running", tells_progress: bool = True
+) -> None:
     """A run that trains on n1 (the launcher's) and n2, with a spare n3."""
     spec = run().spec
     changed = Run(spec=type(spec)(name="llama", command=("t",), root=service.runs, nodes=spec.nodes), created_at=NOW)
@@ -43,7 +48,8 @@ def keep_training(service: Service, *, verified: bool = True, step: int = 24, ph
         attempt=1, job_id=7, seq=3, time=0.0, host="n1", phase=phase, nodes=beats, training=("n1", "n2")
     )
     write_json(paths.launch_report(1), report)
-    write_json(paths.progress(1), Progress(attempt=1, step=step, phase="step", time=0.0))
+    if tells_progress:
+        write_json(paths.progress(1), Progress(attempt=1, step=step, phase="step", time=0.0, final_step=100))
 
 
 def test_an_unknown_run_is_wrong_input(service: Service) -> None:
@@ -91,6 +97,34 @@ def test_a_run_that_has_not_stepped_is_refused(service: Service) -> None:
     keep_training(service, step=-1)
     with service.running():
         assert service.call("drill", "llama", "--kill", "process", "--yes").exit_code == 4
+
+
+def test_a_training_without_a_progress_file_is_refused_with_the_true_reason(service: Service) -> None:
+    keep_training(service, tells_progress=False)
+    with service.running():
+        result = service.call("drill", "llama", "--kill", "process", "--yes")
+    assert result.exit_code == 4
+    assert "writes no progress file" in result.stderr
+
+
+def test_a_step_that_the_training_never_goes_on_from_is_wrong_input(service: Service) -> None:
+    keep_training(service)
+    with service.running():
+        result = service.call("drill", "llama", "--kill", "node", "--at-step", "100", "--dry-run")
+        assert service.call("drill", "llama", "--kill", "node", "--at-step", "99", "--dry-run").exit_code == 0
+    assert result.exit_code == 2
+    assert "ends with step 100" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"), [("running", "started again after n2 is lost"), ("recovering", "recovering from n2 is lost")]
+)
+def test_what_goes_on_is_told_in_the_words_of_the_phase(service: Service, phase: str, words: str) -> None:
+    keep_training(service)
+    sight = look(service.ledger, "llama")
+    assert sight is not None
+    assert sight.launch is not None
+    assert words in where(replace(sight, launch=replace(sight.launch, phase=phase, why="n2 is lost")))
 
 
 def test_a_node_that_does_not_train_is_wrong_input(service: Service) -> None:
@@ -153,8 +187,9 @@ def test_a_failure_that_nobody_recovers_from_fails_the_drill_and_is_reported(ser
 
 
 def test_a_rank_is_told_from_its_children_and_from_other_runs(tmp_path: Path) -> None:
-    def process(pid: int, parent: int, **environment: str) -> None:
+    def process(pid: int, parent: int, comm: str = "python3", **environment: str) -> None:
         (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{comm}\n")
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (py (x) thon) S {parent} 1 1")
         pairs = "\0".join(f"{name}={value}" for name, value in environment.items())
         (tmp_path / str(pid) / "environ").write_text(pairs)
@@ -164,4 +199,6 @@ def test_a_rank_is_told_from_its_children_and_from_other_runs(tmp_path: Path) ->
     process(12, 11, SUPERVISOR_RUN="llama", RANK="2")  # its data loader
     process(13, 10, SUPERVISOR_RUN="llama", RANK="3")
     process(14, 1, SUPERVISOR_RUN="other", RANK="0")
-    assert find_ranks((10, 11, 12, 13, 14, 15), "llama", tmp_path) == {2: 11, 3: 13}
+    process(16, 10, SUPERVISOR_RUN="llama")  # a prepared interpreter, and its fork: one environment to be seen
+    process(17, 10, "rank4", SUPERVISOR_RUN="llama")
+    assert find_ranks((*range(10, 18),), "llama", tmp_path) == {2: 11, 3: 13, 4: 17}

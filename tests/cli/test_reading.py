@@ -160,6 +160,7 @@ def test_history_as_json_has_the_documented_keys(service: Service) -> None:
         "nodes": [],
         "parts_s": {},
         "planned": False,
+        "drill": None,
         "injected_at": None,
         "detected_at": "2026-01-02T12:01:50.000Z",
         "resumed_at": "2026-01-02T12:02:00.000Z",

@@ -34,7 +34,8 @@ INTERRUPTION = Interruption(
     kind="node_lost",
     cause="n2 is silent and nothing of it answers",
     node="n2",
-    is_planned=False,
+    is_planned=True,
+    drill="ab12",
     detected_at=AT + timedelta(seconds=3),
     resumed_at=AT + timedelta(seconds=8),
 )
@@ -197,7 +198,7 @@ def test_a_lost_node_that_trains_again_fails() -> None:
     [
         (),
         (INTERRUPTION, INTERRUPTION),
-        (replace(INTERRUPTION, is_planned=True),),
+        (replace(INTERRUPTION, drill="", is_planned=False),),  # the service takes it for a real failure
         (replace(INTERRUPTION, kind="hang"),),
         (replace(INTERRUPTION, resumed_at=None),),
     ],
@@ -214,3 +215,13 @@ def test_none_or_two_or_another_or_an_open_interruption_in_the_ledger_fails(
 )
 def test_the_rung_is_told_by_where_it_trains_now(training: tuple[str, ...], attempt: int, number: str) -> None:
     assert rung(BEFORE, replace(AFTER, training=training, attempt=attempt))[0] == number
+
+
+def test_steps_done_again_are_counted_from_the_newest_step_that_anybody_knows_of() -> None:
+    known = replace(INTERRUPTION, last_step=22, resume_step=20)
+    found = check("checkpoint", after=replace(AFTER, interruptions=(known,)))
+    assert "4 steps were done again (history: 2," in found.detail
+    late = replace(AFTER, record=replace(RECORD, last_step=26))
+    assert "6 steps were done again" in check("checkpoint", after=late).detail
+    one = replace(BEFORE, step=21)
+    assert "1 step was done again" in check("checkpoint", before=one, traces=replace(TRACES, before={})).detail

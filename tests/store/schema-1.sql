@@ -56,10 +56,11 @@ CREATE TABLE attempts (
   advised_path TEXT NOT NULL,
   advised_step INTEGER NOT NULL,
   drill TEXT,
+  planned INTEGER NOT NULL,
   PRIMARY KEY (run, number)
 );
-INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL,0,NULL,NULL,'[]','',NULL,0,'[]','',0,NULL);
-INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL,0,NULL,NULL,'[]','',NULL,0,'[]','',0,NULL);
+INSERT INTO "attempts" VALUES('gpt',1,'gpt-1','over',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL,0,NULL,NULL,'[]','',NULL,0,'[]','',0,NULL,0);
+INSERT INTO "attempts" VALUES('gpt',2,'gpt-2','running',3,0,'[]',0,'',NULL,'[]','2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,NULL,'',NULL,0,NULL,NULL,'',NULL,0,0,NULL,'',0.0,0,0,NULL,'[]',NULL,NULL,0,'','',0,'','[]','[]',NULL,0,NULL,NULL,'[]','',NULL,0,'[]','',0,NULL,0);
 CREATE TABLE checkpoints (
   run TEXT NOT NULL REFERENCES runs (name),
   step INTEGER NOT NULL,
@@ -136,10 +137,11 @@ CREATE TABLE interruptions (
   resume_step INTEGER,
   evidence TEXT NOT NULL,
   parts TEXT NOT NULL,
+  drill TEXT NOT NULL,
   PRIMARY KEY (run, attempt, launch),
   FOREIGN KEY (run, attempt) REFERENCES attempts (run, number)
 );
-INSERT INTO "interruptions" VALUES('gpt',1,0,0,'node_silent','n2 is silent','n2','[]',0,'2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,'[]','[]');
+INSERT INTO "interruptions" VALUES('gpt',1,0,0,'node_silent','n2 is silent','n2','[]',0,'2026-11-30T03:00:00.000000+00:00',NULL,NULL,NULL,NULL,'[]','[]','');
 CREATE TABLE migrations (
   version INTEGER PRIMARY KEY,
   name TEXT NOT NULL,

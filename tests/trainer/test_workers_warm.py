@@ -45,6 +45,12 @@ def test_ranks_have_torch_at_hand_and_meet_in_every_start(pair: Agent) -> None:
         assert [pair.out(0), pair.out(1)] == ["2 True 1\n"] * 2
 
 
+def test_a_forked_rank_is_found_by_its_short_name(pair: Agent) -> None:
+    write(pair, "print(open('/proc/self/comm').read().strip())")
+    assert pair.run("train.py", environment=LOOPBACK).kind == "finished"
+    assert [pair.out(0), pair.out(1)] == ["rank0\n", "rank1\n"]
+
+
 def test_ranks_of_a_node_draw_different_numbers(pair: Agent) -> None:
     write(pair, "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item())")
     assert pair.run("train.py", environment=LOOPBACK).kind == "finished"

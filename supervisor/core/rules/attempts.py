@@ -11,6 +11,7 @@ from supervisor.core import elastic, launches, restarts
 from supervisor.core import nodes as node_rules
 from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
+from supervisor.core.drills import mark_drill
 from supervisor.core.ends import Ended, judge_end
 from supervisor.core.identity import find_strays, is_own
 from supervisor.core.reliability import find_resume_step
@@ -211,25 +212,33 @@ def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
         said = ended.detail if ended.detail.startswith(f"{node}:") else f"{node}: {ended.detail}"
         condemn(draft, node, reasons.get(node, said), attempt.run, attempt.number)
     if ended.end not in _NO_INTERRUPTION:
-        draft.put(
-            Interruption(
-                run=attempt.run,
-                attempt=attempt.number,
-                launch=_last_launch(sight),
-                kind=ended.end.value,
-                cause=over.end_detail,
-                node=ended.nodes[0] if ended.nodes else ended.hint,
-                is_planned=ended.end in PLANNED_ENDS,
-                detected_at=draft.now,
-                last_step=over.last_step,
-                evidence=_with_log(sight, ended),
-            ),
-            ended.detail,
-        )
+        _put_interruption(draft, over, _last_launch(sight), ended, _with_log(sight, ended))
     if not ended.is_curable:
         hold(draft, attempt.run, f"a restart can't cure this: {ended.detail}")
     draft.ask_slurm()
     draft.wake_within(0)
+
+
+def _put_interruption(draft: Draft, over: Attempt, launch: int, ended: Ended, evidence: tuple[str, ...]) -> None:
+    was_counted = any(
+        i.is_planned for i in draft.interruptions(over.run) if (i.attempt, i.launch) == (over.number, launch)
+    )
+    found = Interruption(
+        run=over.run,
+        attempt=over.number,
+        launch=launch,
+        kind=ended.end.value,
+        cause=over.end_detail,
+        node=ended.nodes[0] if ended.nodes else ended.hint,
+        is_planned=ended.end in PLANNED_ENDS,
+        detected_at=draft.now,
+        last_step=over.last_step,
+        evidence=evidence,
+    )
+    marked = mark_drill(draft, over, found)
+    if marked.drill and not was_counted and not found.is_planned:
+        draft.put(replace(over, planned=over.planned + 1), over.end_detail)
+    draft.put(marked, ended.detail)
 
 
 def _last_launch(sight: Sight) -> int:

@@ -72,7 +72,9 @@ def _with_request(run: Run, last: Attempt) -> tuple[Attempt, str]:
 def _with_drill(run: Run, last: Attempt) -> tuple[Attempt, str]:
     """A drill is for the attempt that ran when it was asked for, and is made once."""
     drill = run.drill
-    if drill is None or drill.attempt != last.number or (last.drill is not None and last.drill.id == drill.id):
+    if drill is None or drill.is_made or drill.attempt != last.number:
+        return last, ""
+    if last.drill is not None and last.drill.id == drill.id:
         return last, ""
     return replace(last, drill=drill), f"drill {drill.id} ({drill.kind}) was asked for"
 

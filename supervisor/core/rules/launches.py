@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from supervisor.core import launches
 from supervisor.core.draft import Draft
+from supervisor.core.drills import mark_drill
 from supervisor.core.rules.nodes import condemn, suspect
 from supervisor.core.sight import Sight
 from supervisor.model import Attempt
@@ -25,12 +26,15 @@ def learn_interruptions(draft: Draft, sight: Sight) -> Attempt:
     records = [
         r for r in view.interruptions if r.attempt == attempt.number and first <= r.launch < launches.MAX_LAUNCHES
     ]
+    planned = attempt.planned
     for record in records:
         before = known.get(record.launch)
-        after = launches.fold_record(record, attempt, before, draft.now)
+        after = mark_drill(draft, attempt, launches.fold_record(record, attempt, before, draft.now), record.evidence)
+        planned += int(after.is_planned and not (before is not None and before.is_planned))
         draft.put(after, f"start {record.launch} was interrupted: {after.cause}")
         _blame(draft, attempt, launches.find_blame(record, attempt, before))
-    after_attempt = replace(attempt, interruptions_read=launches.count_settled(records, attempt))
+    settled = launches.count_settled(records, attempt)
+    after_attempt = replace(attempt, interruptions_read=settled, planned=planned)
     draft.put(after_attempt, "seen")
     return after_attempt
 
