@@ -21,7 +21,7 @@ Both sides import this module; neither imports the other. Layout of a run direct
     attempts/<n>/uploads/<k>.json     UploadReport of node k, rewritten while it copies to object storage
     attempts/<n>/fetched/             files that came from object storage because the run directory's were bad
     attempts/<n>/nodes/<node>.json    NodeReport: start checks, exit code and the end of the log of one node
-    attempts/<n>/logs/                torchrun's logs of each node
+    attempts/<n>/logs/                the ranks' output, by node
     progress/a<n>.json                Progress of attempt n, written by rank 0
     checkpoints/step-<k>.a<n>/        shards; MANIFEST.json last (COMPLETE); VERIFIED.json when read back;
                                       OBJECT.json when all of it is in object storage, too
@@ -106,7 +106,7 @@ class AttemptSpec:
     version: int = CONTRACT_VERSION
     run: str
     attempt: int
-    command: tuple[str, ...]  # the training program; trainer.node puts torchrun in front
+    command: tuple[str, ...]  # the training program, as the run file has it
     nodes: int  # number of nodes to train on; the allocation may hold spares beyond it
     procs_per_node: int = 1
     resume_from: str = ""  # path of a verified checkpoint, or empty

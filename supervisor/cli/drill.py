@@ -23,6 +23,7 @@ from supervisor.reports.drill import drill_as_json, drill_text
 from supervisor.reports.table import render_json
 
 _SAY_EVERY_S = 2.0
+_OF_A_NODE = frozenset({"node", "network"})
 
 
 @click.command()
@@ -81,7 +82,7 @@ def drill(
         _tell_plan(sight, kind, chosen, failure, as_json=as_json)
         return 0
     if not failure.is_sandbox and not yes:
-        _confirm(sight, failure)
+        _confirm(_plan_words(sight, failure, is_jobs_end=_is_jobs_end(sight, kind, chosen)), sight.run.name)
     sight = _await_step(settings, sight, at_step, say, timeout_s)
     try:
         outcome = DrillRun(settings.ledger.path, say, timeout_s).run(sight, kind, chosen, failure)
@@ -167,7 +168,7 @@ def _choose(
         raise CommandError(f"{node} does not train; {', '.join(launch.training)} do", EXIT_BAD_INPUT)
     chosen = node or next((n for n in reversed(launch.training) if n != launch.host), "")
     if not chosen:
-        if kind in {"node", "network"}:
+        if kind in _OF_A_NODE:
             raise CommandError(
                 f"no drill: {launch.host} alone trains, and the launcher runs on it: the job would be over, and a new "
                 f"one needed; say --node {launch.host} if that is what is to be seen",
@@ -186,18 +187,20 @@ def _choose(
         raise CommandError(f"no drill: {error}", EXIT_REFUSED) from None
 
 
-def _plan_words(sight: Sight, failure: Failure) -> str:
+def _plan_words(sight: Sight, failure: Failure, *, is_jobs_end: bool) -> str:
     lost = max(0, (sight.step or 0) - max(sight.verified, default=0))
+    host = "; the launcher runs there: the job would be lost, and a new one queued" if is_jobs_end else ""
     where = "on a sandbox" if failure.is_sandbox else "on a REAL cluster"
     return (
         f"{sight.run.name}, {where}: {failure.how}. Newest verified checkpoint: step {max(sight.verified, default=0)}; "
-        f"{lost} steps would be done again"
+        f"{lost} steps would be done again{host}"
     )
 
 
 def _tell_plan(sight: Sight, kind: str, node: str, failure: Failure, *, as_json: bool) -> None:
     if not as_json:
-        click.echo(f"would do: {_plan_words(sight, failure)}")
+        words = _plan_words(sight, failure, is_jobs_end=_is_jobs_end(sight, kind, node))
+        click.echo(f"would do: {words}")
         return
     plan = {
         "dry_run": True,
@@ -206,17 +209,22 @@ def _tell_plan(sight: Sight, kind: str, node: str, failure: Failure, *, as_json:
         "node": node,
         "how": failure.how,
         "sandbox": failure.is_sandbox,
+        "job_lost": _is_jobs_end(sight, kind, node),
         "step": sight.step,
         "verified_step": max(sight.verified, default=0),
     }
     click.echo(render_json(plan))
 
 
-def _confirm(sight: Sight, failure: Failure) -> None:
+def _is_jobs_end(sight: Sight, kind: str, node: str) -> bool:
+    return kind in _OF_A_NODE and sight.launch is not None and sight.launch.host == node
+
+
+def _confirm(words: str, name: str) -> None:
     if not sys.stdin.isatty():
         raise CommandError("no drill: on a real cluster it needs --yes, or somebody who answers", EXIT_REFUSED)
-    click.echo(_plan_words(sight, failure))
-    if click.prompt("Type the run's name to do it", default="", show_default=False) != sight.run.name:
+    click.echo(words)
+    if click.prompt("Type the run's name to do it", default="", show_default=False) != name:
         raise CommandError("no drill: not confirmed", EXIT_REFUSED)
 
 

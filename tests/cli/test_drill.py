@@ -159,6 +159,15 @@ def test_a_dry_run_names_the_node_and_what_it_would_cost_and_makes_nothing(servi
     assert kept.drill is None
 
 
+def test_a_dry_run_on_the_launchers_node_says_that_the_job_would_be_lost(service: Service) -> None:
+    keep_training(service)
+    with service.running():
+        lost = service.call("drill", "llama", "--kill", "node", "--node", "n1", "--dry-run")
+        kept = service.call("drill", "llama", "--kill", "process", "--node", "n1", "--dry-run")
+    assert "the job would be lost" in lost.stdout
+    assert "the job would be lost" not in kept.stdout
+
+
 def test_a_step_that_does_not_come_in_time_makes_nothing(service: Service) -> None:
     keep_training(service)
     with service.running():
