@@ -195,6 +195,13 @@ def test_checks_that_never_end_are_given_up() -> None:
     assert isinstance(move(*members, stage_s=25.1), Short)
 
 
+def test_no_start_while_ranks_of_the_old_one_may_write_on_a_node_that_answers() -> None:
+    unfenced = Member(node="n2", was_training=True, is_coming=True, is_unfenced=True)
+    sound = (old("n1", is_checked=True), spare("n3"))
+    assert move(*sound, unfenced) is None
+    assert isinstance(move(*sound, replace(unfenced, is_unfenced=False)), Start)
+
+
 def test_a_new_agent_is_waited_for_only_where_nodes_are_short() -> None:
     coming = Member(node="n2", was_training=True, is_coming=True)
     assert move(old("n1", is_checked=True), coming) is None

@@ -14,7 +14,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.trainer.attempts import STARTS, Attempt, attempt, eventually
+from tests.trainer.attempts import STARTS, Attempt, attempt, environment_of, eventually
 from tests.trainer.checkpoints import write_checkpoint
 from trainer.contract import Advice, DrillRequest, Outcome, write_json
 
@@ -83,6 +83,30 @@ def test_a_node_whose_kernel_answers_is_frozen_and_only_after_the_longer_time(
     record = attempt.interruption()
     assert (record.kind, record.nodes) == ("node_frozen", ("n2",))
     assert record.parts_s["detect"] >= 2.0
+
+
+def test_no_rank_beside_a_frozen_agent_lives_on_beside_the_new_start(attempt: Attempt, slurmd: tuple[str, int]) -> None:
+    ports = {"n1": slurmd, "n2": slurmd, "n3": slurmd}
+    attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=0.8, liveness_timeout_s=1.0, ports=ports)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=0))
+    frozen, old = attempt.agent_pid("n2"), int(attempt.said(1, 0)[3])
+    os.kill(frozen, signal.SIGSTOP)
+    assert eventually(lambda: attempt.is_up(0, launch=1))
+    assert not environment_of(old)  # gone, or a zombie of the agent that is frozen
+    assert attempt.agent_pid("n2") != frozen
+
+
+def test_agents_that_are_killed_during_a_back_off_are_waited_for(attempt: Attempt, slurmd: tuple[str, int]) -> None:
+    ports = {"n1": slurmd, "n2": slurmd}
+    attempt.start(STARTS, nodes=2, in_job=True, suspect_after_s=1.0, backoff_s=1.5, ports=ports)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=0))
+    end_start(attempt, 0, 9)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=1))
+    end_start(attempt, 1, 9)
+    assert eventually(lambda: (report := attempt.report()) and (report.phase, report.launch) == ("recovering", 1))
+    for node in ("n1", "n2"):
+        os.kill(attempt.agent_pid(node), signal.SIGKILL)
+    assert eventually(lambda: attempt.is_up(0, 1, launch=2))
 
 
 def test_a_killed_agent_has_a_successor_on_its_node(attempt: Attempt, slurmd: tuple[str, int]) -> None:

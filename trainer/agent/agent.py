@@ -128,6 +128,7 @@ class NodeAgent:
         """Check, train when told so, and return the exit code of this node."""
         self._news.note("node.started")
         install_signals(self._client.inbox.put, self._take_termination)
+        self._kill_leftovers()  # before the hello: it is the word that nothing older writes here
         self._client.start()
         try:
             self._prepare()
@@ -142,10 +143,12 @@ class NodeAgent:
             self._reports.flush(limit_s)
             self._client.stop(limit_s)
 
-    def _prepare(self) -> None:
+    def _kill_leftovers(self) -> None:
         left = kill_leftovers(self._run_dir, self._spec.attempt, self._environment)
         if left:
             self._say(f"killed what an older agent left: processes {left}")
+
+    def _prepare(self) -> None:
         self._desk.start()
         self._training.make_log_folder()
         self._training.prepare()

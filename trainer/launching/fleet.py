@@ -21,6 +21,7 @@ from trainer.verdict import NodeEnd
 
 PYTHON = (sys.executable, *(["-P"] if sys.flags.safe_path else []))
 MAX_RESPAWNS = 3  # of an agent on the same node
+RESPAWNED = ("agent_killed", "node_frozen")  # losses after which the node's kernel and slurmd still answer
 
 
 class Fleet:
@@ -83,7 +84,10 @@ class Fleet:
                 step.release()
 
     def respawn(self, name: str) -> bool:
-        """Start a new agent on a node whose agent was killed; False: it has had its share."""
+        """Start a new agent on a node whose agent was killed or is frozen; False: it has had its share.
+
+        The new one kills what is left there of the old one, and its ranks.
+        """
         node = self.nodes[name]
         if self.is_coming(name):
             return True
@@ -94,7 +98,8 @@ class Fleet:
             self._start_agents([name])
         except OSError:
             return False
-        node.coming_until = self._clock.now() + self._limits.respawn_s
+        node.respawned_at = self._clock.now()
+        node.coming_until = node.respawned_at + self._limits.respawn_s
         self._respawns[name] = self.steps[-1]
         return True
 
@@ -104,6 +109,24 @@ class Fleet:
         if coming_until is None or step is None:
             return False
         return self._clock.now() < coming_until and step.exit_code() is None
+
+    def may_return(self, name: str) -> bool:
+        """True while it is open whether the node is gone: its connection just closed, or it is back and not yet heard.
+
+        Whoever is stopped for a while, or has lost its agent, is so at first. `find_losses` ends it.
+        """
+        node = self.nodes[name]
+        if node.connected_at is None:
+            return False
+        if not self.server.is_connected(name):
+            return not node.lost
+        return bool(node.lost) and self._clock.now() - node.back_at < self._limits.return_s
+
+    def is_unfenced(self, name: str) -> bool:
+        """True while a new agent on a node that answers is about to say that no older rank is left there."""
+        node = self.nodes[name]
+        is_young = self._clock.now() - node.respawned_at < self._limits.fence_s
+        return node.lost in RESPAWNED and is_young and self.is_coming(name)
 
     def _start_agents(self, names: Sequence[str], *, relay: str | None = None) -> None:
         command = srun_command(names, self._agent, self._given, self._spec.srun_options)
@@ -133,6 +156,7 @@ class Fleet:
             node.beat_at = now
             if event.kind == "connected":
                 node.closed_at, node.is_told_dead, node.coming_until = None, False, None
+                node.back_at = now
                 node.has_left_word = False
                 node.address = event.address
         return events

@@ -15,7 +15,7 @@ from trainer.launching.course import find_failure, find_unstarted, is_final
 from trainer.launching.drills import Drills
 from trainer.launching.ending import Ending
 from trainer.launching.first_start import FirstStart
-from trainer.launching.fleet import Fleet
+from trainer.launching.fleet import RESPAWNED, Fleet
 from trainer.launching.hangs import Hang
 from trainer.launching.interruptions import Finding, Interruption, finding_of
 from trainer.launching.limits import POLL_S, Limits
@@ -220,7 +220,7 @@ class Launcher:
             elif training is not None and loss.node in training.nodes and self._nodes[loss.node].end is None:
                 self._interrupt(finding)
                 continue
-            if loss.kind == "agent_killed":
+            if loss.kind in RESPAWNED:
                 self._fleet.respawn(loss.node)
 
     def _interrupt(self, finding: Finding) -> None:

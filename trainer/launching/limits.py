@@ -28,6 +28,8 @@ class Limits:
     closed_s: float = 1.5  # an agent whose connection broke is back by then, if it lives
     evidence_s: float = 5.0  # for the nodes to collect what a hang leaves
     respawn_s: float = 20.0  # for a new agent on a node whose agent was killed
+    fence_s: float = 3.0  # for that agent's word that nothing of the old start is left there, before others begin
+    return_s: float = 3.0  # for a node that was lost and is connected again to say that its ranks are stopped
     resume_s: float = (
         5.0  # for the run directory to say which checkpoint is the newest; the last known one is then taken
     )

@@ -35,5 +35,7 @@ class Node:
     lost_at: float = 0.0
     blamed: int = 0  # how often a loss spoke against it
     respawns: int = 0
+    respawned_at: float = float("-inf")
+    back_at: float = float("-inf")  # its newest connection
     coming_until: float | None = None  # a new agent is being started there
     events: set[tuple[str, float]] = field(default_factory=set)

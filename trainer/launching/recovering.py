@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainer.contract import AttemptSpec, RunPaths
 from trainer.launching.choice import count_nodes
-from trainer.launching.fleet import Fleet
+from trainer.launching.fleet import RESPAWNED, Fleet
 from trainer.launching.hangs import Hang
 from trainer.launching.interruptions import Finding, Interruption
 from trainer.launching.limits import Limits
@@ -72,7 +72,7 @@ class Recovery:
         for name, node in fleet.nodes.items():
             if name not in training.nodes:
                 self.tell(name)
-            if node.lost == "agent_killed" and not fleet.is_coming(name):
+            if node.lost in RESPAWNED and not fleet.is_coming(name):
                 fleet.respawn(name)
 
     @property
@@ -218,11 +218,13 @@ class Recovery:
         node = self._fleet.nodes[name]
         launch = self._training.launch
         was_training = name in self._training.nodes
+        may_return = self._fleet.may_return(name)
         return Member(
             node=name,
             was_training=was_training,
             is_here=self._fleet.is_here(name),
-            is_coming=self._fleet.is_coming(name),
+            is_coming=self._fleet.is_coming(name) or may_return,
+            is_unfenced=(self._fleet.is_unfenced(name) or may_return) and node.stopped_for < launch,
             has_evidence=node.evidence_for >= launch,
             is_stopped=node.stopped_for >= launch,
             is_checked=node.checked_for >= self.round,

@@ -28,7 +28,8 @@ class Member:
     node: str
     was_training: bool = False
     is_here: bool = False  # its agent is connected, and it is not lost
-    is_coming: bool = False  # a new agent is being started there
+    is_coming: bool = False  # a new agent is being started there, or its own may be back at any moment
+    is_unfenced: bool = False  # ranks of the old start may write there, and a new agent is about to end them
     has_evidence: bool = False
     is_stopped: bool = False
     is_checked: bool = False
@@ -98,7 +99,7 @@ def _look_for_start(scene: Scene, needs: Needs) -> Move | None:
     coming = [m for m in scene.members if m.is_coming and not m.is_here]
     if not _count(needs, [*usable, *checking, *coming]):
         return Short(reason=_describe_shortage(scene, needs))
-    if not scene.is_point_known or scene.wait_s > 0:
+    if not scene.is_point_known or scene.wait_s > 0 or any(m.was_training and m.is_unfenced for m in scene.members):
         return None
     clean = [m for m in usable if not m.blamed]
     is_enough = len(clean) >= needs.wanted
