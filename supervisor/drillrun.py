@@ -109,7 +109,7 @@ class DrillRun:
             if sight.run.state is not RunState.ACTIVE:
                 return sight, None, f"the run is {sight.run.state}: {sight.run.reason}"
             if passed_s > self._timeout_s:
-                return sight, None, f"no new step within {self._timeout_s:g} s: {where(sight)}"
+                return sight, None, f"no new step within {self._timeout_s:g} s: {standing(sight, before)}"
             self._say.now_and_then(f"... {where(sight)}")
             time.sleep(LOOK_EVERY_S)
 
@@ -143,6 +143,17 @@ def where(sight: Sight) -> str:
     phase = f", {_phase_words(launch)}" if launch is not None else ""
     step = f", step {sight.step}" if sight.step is not None else ""
     return f"attempt {sight.attempt.number} {sight.attempt.state}, start {sight.launch_number}{phase}{step}"
+
+
+def standing(sight: Sight, before: Before) -> str:
+    """Where it stands after the time is up; a training that goes on as if nothing had been is not one that is down."""
+    is_same = sight.attempt is not None and (sight.attempt.number, sight.launch_number) == (
+        before.attempt,
+        before.launch,
+    )
+    if is_same and (sight.step or 0) > before.step:
+        return f"it trains on as before, now at step {sight.step}: the failure has not hit it, or nobody has noticed"
+    return where(sight)
 
 
 def _phase_words(launch: LaunchReport) -> str:

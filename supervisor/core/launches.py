@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from supervisor.core.sight import Sight
 from supervisor.model import Attempt, AttemptState, Interruption, Part, RestartSpec
-from trainer.contract import INTERRUPTION_KINDS, InterruptionRecord, LaunchReport
+from trainer.contract import INTERRUPTION_KINDS, InterruptionRecord, LaunchReport, Straggler
 
 REPORT_EVERY_S = 1.0  # the launcher rewrites its report this often
 RECOVERY_LIMIT_S = 300.0  # beside its own pauses: a launcher that stops, checks and chooses for longer has failed
@@ -102,11 +102,15 @@ def fold_launch(attempt: Attempt, report: LaunchReport, now: datetime) -> Attemp
         recovering=_text(said),
         recovering_at=since,
         stragglers=tuple(
-            _text(f"rank {s.rank} on {s.node}: {s.ratio:.2f} x the median ({s.detail})", 200)
+            _text(f"{(who := _rank_words(s))}{s.ratio:.2f} x the median ({s.detail.removeprefix(who)})", 200)
             for s in report.stragglers[:_STRAGGLERS]
             if s.node in attempt.nodes
         ),
     )
+
+
+def _rank_words(straggler: Straggler) -> str:
+    return f"rank {straggler.rank} on {straggler.node}: "
 
 
 def is_of_earlier_launch(attempt: Attempt, launch: int | None) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from supervisor.drill import Before
 from supervisor.drillmake import find_ranks
-from supervisor.drillrun import where
+from supervisor.drillrun import standing, where
 from supervisor.drillwatch import look
 from supervisor.model import Attempt, AttemptState, Checkpoint, CheckpointState, Run, RunState
 from tests.cli.conftest import NOW, Service, run
@@ -193,6 +194,27 @@ def test_a_failure_that_nobody_recovers_from_fails_the_drill_and_is_reported(ser
     assert kept is not None
     assert kept.drill is not None
     assert (kept.drill.kind, kept.drill.node) == ("hang", "n2")
+
+
+def test_a_training_that_the_failure_has_not_hit_is_not_called_down(service: Service) -> None:
+    keep_training(service, step=40)
+    sight = look(service.ledger, "llama")
+    assert sight is not None
+    before = Before(
+        run="llama",
+        kind="hang",
+        node="n2",
+        how="SIGSTOP",
+        attempt=1,
+        launch=0,
+        training=("n1", "n2"),
+        host="n1",
+        step=24,
+        verified_step=20,
+        made_at=NOW,
+    )
+    assert "trains on as before, now at step 40" in standing(sight, before)
+    assert standing(sight, replace(before, step=40)) == where(sight)
 
 
 def test_a_rank_is_told_from_its_children_and_from_other_runs(tmp_path: Path) -> None:

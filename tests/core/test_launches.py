@@ -214,6 +214,12 @@ def test_a_report_names_only_the_jobs_own_nodes_and_says_little() -> None:
     assert all(line.isprintable() for line in seen.stragglers)
 
 
+def test_a_slow_rank_is_named_once_in_its_line() -> None:
+    slow = Straggler(node="n1", rank=3, ratio=2.5, detail="rank 3 on n1: 50 ms of own time per step")
+    (line,) = attempt_in(plan(launch=report(stragglers=(slow,)))).stragglers
+    assert line == "rank 3 on n1: 2.50 x the median (50 ms of own time per step)"
+
+
 # ---------------------------------------------------------------- what the launcher is told
 
 
