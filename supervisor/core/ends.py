@@ -1,8 +1,8 @@
 """Why an attempt ended. Pure.
 
 `judge_end` is an ordered table: the first row that matches says how the attempt ended. Its order matters: our own stop
-comes before everything, the launcher's own record before Slurm's word (Slurm shows FAILED where the launcher knows
-"saved, resubmit me"), and silence only while neither has spoken.
+comes before everything, then a person's cancel, the launcher's own record before Slurm's word (Slurm shows FAILED where
+the launcher knows "saved, resubmit me"), and silence only while neither has spoken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slurm.pending import explain_start_failure, is_launch_failure
 from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core.divergence import describe_fault, read_fault
-from supervisor.core.launches import HARD_KINDS, is_in_hand, is_most, overdue_s
+from supervisor.core.launches import HARD_KINDS, REPORT_EVERY_S, is_in_hand, is_most, overdue_s
 from supervisor.core.sight import SECOND_LOOK_S, Sight, is_alive
 from supervisor.core.stalls import judge_stall
 from supervisor.model import (
@@ -28,6 +28,7 @@ from trainer import contract
 SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
+WORD_WAIT_S = 12.0  # how long a launcher is silent at most before Slurm's word on its job is waited for no more
 FOLDER_WAIT_S = 60.0
 ACCOUNTING_LAG_S = 60.0  # how long accounting may be behind on the end of a job that the controller has forgotten
 
@@ -127,6 +128,23 @@ def _stopped(sight: Sight) -> Ended | None:
     return Ended(end=AttemptEnd.STOPPED, detail=sight.run.reason or "stopped by a person")
 
 
+def _cancelled(sight: Sight) -> Ended | None:
+    """A person's cancel, whatever happened to the nodes at that time: of a failed node Slurm says NODE_FAIL.
+
+    Slurm itself cancels what it could not launch. What the service cancels is over before. A training that has ended
+    in order has done so first.
+    """
+    job = sight.accounting if sight.job is None and sight.is_absent else sight.job
+    if job is None or job.state is not JobState.CANCELLED or sight.is_blind or _was_never_launched(sight, job):
+        return None
+    record = sight.view.exit if sight.view is not None else None
+    if record is not None and record.attempt == sight.attempt.number and record.exit_code in _IN_ORDER:
+        return None
+    detail = f"Slurm: job {sight.attempt.job_id} {job.raw_state}{explain_start_failure(job.reason)}"
+    return Ended(end=AttemptEnd.CANCELLED, detail=detail, evidence=_evidence(sight, detail), exit_code=job.exit_code)
+
+
+_IN_ORDER = frozenset({contract.EXIT_FINISHED, contract.EXIT_RESUBMIT, contract.EXIT_DO_NOT_RESTART})
 _EXIT_ENDS: dict[int, AttemptEnd] = {
     contract.EXIT_FINISHED: AttemptEnd.FINISHED,
     contract.EXIT_RESUBMIT: AttemptEnd.SAVED,
@@ -329,8 +347,6 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
         return None
     detail = f"Slurm: job {sight.attempt.job_id} {job.raw_state}{explain_start_failure(job.reason)}"
     nodes = tuple(s.node for s in (*sight.silent, *sight.failed_by_slurm))
-    if job.state is JobState.CANCELLED and nodes:
-        return Ended(end=AttemptEnd.NODE_FAILED, detail=detail, nodes=nodes, evidence=_evidence(sight, detail))
     if job.state is JobState.CANCELLED and _was_never_launched(sight, job):
         node = min(sight.unlaunchable, default=job.nodes[0])
         detail = f"{detail}, and was never launched on {node}: Slurm gives up so what it may not requeue"
@@ -437,8 +453,30 @@ def _evidence(sight: Sight, *first: str) -> tuple[str, ...]:
     return (*first, *(s.evidence for s in (*sight.silent, *sight.failed_by_slurm)))
 
 
+def awaits_slurm(sight: Sight) -> bool:
+    """A node seems lost, and Slurm has not said since that the job goes on: a person may have cancelled it just now.
+
+    Its word is waited for, for a while: at most SIGTERM_WAIT_S where the launcher was terminated, WORD_WAIT_S else.
+    """
+    if not (sight.silent or sight.failed_by_slurm) or not sight.jobs_are_fresh or sight.is_absent:
+        return False
+    view = sight.view
+    quiet_s = view.launch.unchanged_s if view is not None and view.launch is not None else None
+    if quiet_s is None or (sight.job is not None and sight.job.is_ended):
+        return False
+    if view is not None and view.exit is not None and view.exit.attempt == sight.attempt.number:
+        return view.exit.exit_code == SIGTERM_EXIT and quiet_s < SIGTERM_WAIT_S
+    if not _is_of_in_job(sight) or sight.jobs_asked_at is None or quiet_s > WORD_WAIT_S:
+        return False
+    return (sight.now - sight.jobs_asked_at).total_seconds() > max(0.0, quiet_s - REPORT_EVERY_S)
+
+
+def _is_of_in_job(sight: Sight) -> bool:
+    return sight.run.script is None and sight.run.spec.restart.in_job
+
+
 def _silent(sight: Sight) -> Ended | None:
-    if not sight.silent:
+    if not sight.silent or awaits_slurm(sight):
         return None
     return Ended(
         end=AttemptEnd.NODE_SILENT,
@@ -449,7 +487,7 @@ def _silent(sight: Sight) -> Ended | None:
 
 
 def _failed_by_slurm(sight: Sight) -> Ended | None:
-    if not sight.failed_by_slurm or sight.is_blind:
+    if not sight.failed_by_slurm or sight.is_blind or awaits_slurm(sight):
         return None
     return Ended(
         end=AttemptEnd.NODE_FAILED,
@@ -521,6 +559,7 @@ def _stalled(sight: Sight) -> Ended | None:
 
 _END_ROWS: tuple[Callable[[Sight], Ended | None], ...] = (
     _stopped,
+    _cancelled,
     _ended_by_launcher,
     _silent,
     _ended_by_slurm,

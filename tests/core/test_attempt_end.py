@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,19 @@ from tests.core.builders import (
     STALE,
     ago,
     attempt,
+    attempt_in,
+    attempts_in,
     exit_record,
     job,
     launch,
+    plan_for,
+    ports,
     progress,
     run,
     sight,
+    snapshot,
     view,
+    world,
 )
 from trainer import contract
 from trainer.contract import CheckResult, NodeReport, Outcome
@@ -290,12 +297,43 @@ def test_a_job_that_is_completing_has_no_end_state_yet_and_is_waited_for() -> No
     assert judge_end(sight(attempt(), completing, view=view())) is None
 
 
-def test_a_cancelled_job_on_a_failed_node_was_not_cancelled_by_a_person() -> None:
-    seen = sight(attempt(), job(state=JobState.CANCELLED), view=view(), failed_by_slurm=SILENT_N2)
-    ended = judge_end(seen)
-    assert end_of(ended) is AttemptEnd.NODE_FAILED
-    assert ended is not None
-    assert ended.nodes == ("n2",)
+@pytest.mark.parametrize("lost", ["silent", "failed_by_slurm"])
+@pytest.mark.parametrize("code", [None, 143, contract.EXIT_NODE_SILENT])
+def test_a_person_who_cancels_a_job_just_after_a_node_was_lost_is_obeyed(lost: str, code: int | None) -> None:
+    """Of a failed node Slurm says NODE_FAIL: CANCELLED is somebody's word."""
+    said = exit_record(code, bad_nodes=("n2",), next="resubmit") if code is not None else None
+    parts: dict[str, Any] = {"view": view(exit=said, launch=launch()), lost: SILENT_N2}
+    assert end_of(judge_end(sight(attempt(), job(state=JobState.CANCELLED), **parts))) is AttemptEnd.CANCELLED
+
+
+def test_a_launcher_that_was_terminated_is_explained_by_slurm_before_a_silent_node_explains_it() -> None:
+    def end(quiet_s: float, **parts: Any) -> AttemptEnd | None:
+        seen = view(exit=exit_record(143), launch=launch(unchanged_s=quiet_s))
+        return end_of(judge_end(sight(attempt(), job(), view=seen, silent=SILENT_N2, **parts)))
+
+    assert end(3.0) is None
+    assert end(3.0, jobs=STALE) is AttemptEnd.NODE_SILENT
+    assert end(21.0) is AttemptEnd.NODE_SILENT
+
+
+def test_a_batch_host_that_is_lost_is_given_up_once_slurm_has_shown_the_job_as_running_since() -> None:
+    def end(asked_s: float, quiet_s: float = 5.0) -> AttemptEnd | None:
+        asked = Fresh(value={101: job()}, asked_at=ago(asked_s))
+        return end_of(
+            judge_end(sight(attempt(), view=view(launch=launch(unchanged_s=quiet_s)), jobs=asked, silent=SILENT_N2))
+        )
+
+    assert end(10.0) is None
+    assert end(1.0) is AttemptEnd.NODE_SILENT
+    assert end(30.0, quiet_s=13.0) is AttemptEnd.NODE_SILENT
+
+
+def test_a_lost_node_has_slurm_asked_at_once_whether_somebody_cancelled_the_job() -> None:
+    asked = Fresh(value={101: job()}, asked_at=ago(10))
+    seen = view(launch=launch(unchanged_s=5.0), progress=progress())
+    made = plan_for(world(attempt()), snapshot(view=seen, jobs=asked, ports=ports(n1=3.0, n2=0)))
+    assert made.ask_slurm
+    assert 1 not in attempts_in(made) or not attempt_in(made).is_over
 
 
 def test_a_job_of_another_token_under_the_same_id_is_not_ours() -> None:

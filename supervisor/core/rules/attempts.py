@@ -12,7 +12,7 @@ from supervisor.core import nodes as node_rules
 from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
 from supervisor.core.drills import mark_drill
-from supervisor.core.ends import Ended, judge_end
+from supervisor.core.ends import Ended, awaits_slurm, judge_end
 from supervisor.core.identity import find_strays, is_own
 from supervisor.core.reliability import find_resume_step
 from supervisor.core.rules.checkpoints import put_checkpoint
@@ -78,6 +78,9 @@ def judge_attempt(draft: Draft, run: Run) -> None:
     ended = judge_end(sight, is_paused=_gives_nothing_up(draft, run))
     if ended is not None:
         _end_attempt(draft, sight, ended)
+    elif awaits_slurm(sight):
+        draft.ask_slurm()
+        draft.wake_within(0.3)
     elif sight.is_absent:
         _look_again(draft, sight)
     elif sight.job is not None and sight.job.is_ended:
