@@ -10,7 +10,7 @@ from datetime import datetime
 from slurm.types import JobState
 from supervisor.core.identity import fold_submission
 from supervisor.core.interval import fold_cost
-from supervisor.core.launches import fold_launch, is_of_earlier_launch, since_launch_s
+from supervisor.core.launches import fold_launch, is_of_earlier_launch, settle_recovery, since_launch_s
 from supervisor.core.sight import Sight
 from supervisor.model import (
     UNREPORTED,
@@ -51,6 +51,8 @@ def fold_attempt(sight: Sight) -> Attempt:
     if view is not None and view.progress is not None:
         attempt = _fold_progress(attempt, view.progress, view.first_step, sight.now)
         attempt = _fold_saves(attempt, view.progress.value)
+    if view is not None:
+        attempt = settle_recovery(attempt, tells_steps=view.progress is not None, now=sight.now)
     return attempt
 
 

@@ -18,6 +18,7 @@ REPORT_EVERY_S = 1.0  # the launcher rewrites its report this often
 RECOVERY_LIMIT_S = 300.0  # beside its own pauses: a launcher that stops, checks and chooses for longer has failed
 NEGLECT_S = 60.0  # a silent node that is not acted upon for so long after `liveness.timeout_s`
 STALL_MARGIN_S = 60.0  # the launcher judges a stall by the same limits, and acts first
+UNDER_WAY_S = 10.0  # a start that tells no steps counts as under way after so long
 MAX_LAUNCHES = 1000  # of one attempt that are kept account of
 RECOVERING = "recovering"
 NOT_TRAINING = frozenset({"ended", "spare"})  # states of a node whose loss does not end the training
@@ -111,6 +112,19 @@ def fold_launch(attempt: Attempt, report: LaunchReport, now: datetime) -> Attemp
 
 def _rank_words(straggler: Straggler) -> str:
     return f"rank {straggler.rank} on {straggler.node}: "
+
+
+def settle_recovery(attempt: Attempt, *, tells_steps: bool, now: datetime) -> Attempt:
+    """The attempt as under way again, where the launcher can't see that it is.
+
+    It sees neither steps that are only in the log, nor those of a training that tells none: such a one is under way
+    when it has run for a while. While the launcher stops, checks and chooses, it is not.
+    """
+    if not attempt.recovering or attempt.recovering_at is not None or attempt.launch == 0:
+        return attempt
+    has_stepped = (attempt.last_step or 0) > (attempt.launch_step or 0)
+    has_run = not tells_steps and since_launch_s(attempt, now) >= UNDER_WAY_S
+    return replace(attempt, recovering="") if has_stepped or has_run else attempt
 
 
 def is_of_earlier_launch(attempt: Attempt, launch: int | None) -> bool:

@@ -156,8 +156,8 @@ def test_a_start_that_never_stepped_is_resumed_with_the_one_that_did() -> None:
 
 
 def test_a_training_that_tells_no_steps_goes_on_when_its_launcher_recovers_no_longer() -> None:
-    def resumed(**seen: Any) -> list[datetime | None]:
-        one = trains(launch=1, launched_at=ago(9), launch_step=100, last_step=100)
+    def resumed(since_s: float = 9, **seen: Any) -> list[datetime | None]:
+        one = trains(launch=1, launched_at=ago(since_s), launch_step=100, last_step=100)
         made = plan(one, interruptions=(interrupted(nodes=()),), **seen)
         return [i.resumed_at for i in records(made.facts, Interruption)]
 
@@ -165,6 +165,24 @@ def test_a_training_that_tells_no_steps_goes_on_when_its_launcher_recovers_no_lo
     assert resumed(launch=report(launch=1), progress=None) == [ago(9)]
     assert resumed(launch=report(launch=1), progress=progress(100, unchanged_s=0.5)) == [None]
     assert resumed(launch=report(launch=1), progress=progress(101, unchanged_s=0.5)) == [NOW]  # from the log
+    assert resumed(launch=report(launch=1, why="n2 is lost"), progress=progress(101, unchanged_s=0.5)) == [NOW]
+    assert resumed(11, launch=report(launch=1, why="n2 is lost"), progress=None) == [ago(11)]
+    assert resumed(11, launch=report(launch=1, phase="recovering", why="n3 is lost"), progress=None) == [None]
+
+
+@pytest.mark.parametrize("tells", [progress(104, unchanged_s=0.2), None], ids=["in its log", "nothing"])
+def test_a_recovery_whose_first_step_the_launcher_cannot_see_is_over_and_written_once(tells: Any) -> None:
+    """Seen with a script whose steps are in its log alone: learnt anew and written in each cycle, for ever."""
+    seen = {"launch": report(launch=1, why="n2 is lost"), "interruptions": (interrupted(nodes=()),), "progress": tells}
+    one = trains(launch=1, launched_at=ago(11), launch_step=100, last_step=100, progress_at=ago(6))
+    first = plan(one, **seen)
+    (row,) = records(first.facts, Interruption)
+    assert row.resumed_at is not None
+    after = attempt_in(first)
+    assert (after.recovering, after.interruptions_read) == ("", 1)
+    known = {"interruptions": () if row.caught_up_at else (row,)}  # one that is caught up is loaded no more
+    again = plan(after, known=known, **seen)
+    assert not again.facts
 
 
 def test_the_end_of_the_attempt_is_an_interruption_of_its_last_start() -> None:

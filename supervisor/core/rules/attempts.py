@@ -303,12 +303,21 @@ def learn_resumed(draft: Draft, run: str) -> None:
 def _learn_resumed_inside(draft: Draft, attempt: Attempt, known: Interruption, step: int) -> None:
     """The launcher says when a start that followed has stepped; one that did not was followed by another."""
     after = known
-    if known.resumed_at is None:
-        after = replace(known, resumed_at=_find_resumed(draft, attempt, known))
-        draft.put(after, "a later start of the training has stepped")
+    if known.resumed_at is None and (resumed_at := _find_resumed(draft, attempt, known)) is not None:
+        after = replace(known, resumed_at=resumed_at)
+        draft.put(after, "a later start of the training is under way")
+        _settle_record(draft, known)
     is_past = attempt.launch > known.launch and after.resumed_at is not None
     if is_past and after.caught_up_at is None and step >= (after.last_step or 0):
-        draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
+        why = "is not known" if after.last_step is None else f"{after.last_step} is reached again"
+        draft.put(replace(after, caught_up_at=draft.now), f"step {why}")
+
+
+def _settle_record(draft: Draft, known: Interruption) -> None:
+    """Its record is not read again: it may say for ever that nothing was resumed, and the ledger has its row."""
+    newest = draft.last_attempt(known.run)
+    if newest is not None and newest.number == known.attempt and newest.interruptions_read <= known.launch:
+        draft.put(replace(newest, interruptions_read=known.launch + 1), "the interruption is settled")
 
 
 def _find_resumed(draft: Draft, attempt: Attempt, known: Interruption) -> datetime | None:
