@@ -231,9 +231,10 @@ def _judge_frozen(
 
 def _beat_age(node: str, launch: LaunchReport, report_age_s: float) -> float:
     beat = launch.nodes.get(node)
-    if beat is None or beat.state in NOT_TRAINING:
-        return 0.0
-    return beat.age_s + report_age_s if node != launch.host else max(beat.age_s, report_age_s)
+    is_idle = beat is None or beat.state in NOT_TRAINING
+    if node == launch.host:  # the job ends with it, whatever its ranks do: between two starts they have all ended
+        return max(0.0 if beat is None or is_idle else beat.age_s, report_age_s)
+    return 0.0 if beat is None or is_idle else beat.age_s + report_age_s
 
 
 def _judge_node(

@@ -75,6 +75,20 @@ def test_a_launcher_that_is_silent_with_its_host_is_replaced_by_a_new_job() -> N
     )
 
 
+@pytest.mark.parametrize("phase", ["starting", "checking", "running", "recovering", "ending"])
+@pytest.mark.parametrize("state", ["starting", "ready", "running", "ended", "spare", "lost"])
+@pytest.mark.parametrize("training", [(), ("n1", "n2"), ("n2", "n3")])
+def test_a_batch_host_is_missed_in_every_phase_whatever_its_ranks_do(
+    phase: str, state: str, training: tuple[str, ...]
+) -> None:
+    """Seen in a recovery, where no rank of the host ran: only Slurm's own time-out had told of its loss."""
+    silent = report(phase=phase, states={"n1": state}, training=training, why="n2 is lost", unchanged_s=4.5)
+    one = trains(recovering="n2 is lost", recovering_at=ago(5))
+    ended = attempt_in(plan(one, launch=silent, ports=ports(n1=2.0, n2=30.0, n3=0)))
+    assert ended.end is AttemptEnd.NODE_SILENT
+    assert "n1" in ended.end_detail
+
+
 def test_a_launcher_that_pauses_for_seconds_is_waited_for() -> None:
     assert not is_over(plan(launch=report(unchanged_s=5.0), ports=ports(n1=0, n2=0, n3=0)))
 
