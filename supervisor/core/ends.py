@@ -15,6 +15,7 @@ from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core.divergence import describe_fault, read_fault
 from supervisor.core.launches import HARD_KINDS, REPORT_EVERY_S, is_in_hand, is_most, overdue_s
+from supervisor.core.restarts import STEP_TERMINATED as SIGTERM_EXIT
 from supervisor.core.sight import SECOND_LOOK_S, Sight, is_alive
 from supervisor.core.stalls import judge_stall
 from supervisor.model import (
@@ -25,7 +26,6 @@ from supervisor.model import (
 )
 from trainer import contract
 
-SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
 WORD_WAIT_S = 12.0  # how long a launcher is silent at most before Slurm's word on its job is waited for no more
@@ -358,12 +358,13 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
         detail += f" with exit code {job.exit_code}"
         return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code, is_curable=is_curable)
     if end is None and _is_step_terminated(sight):
-        return _preempted(detail, job.exit_code)
+        return _preempted(detail)
     if end is None:
         return _crashed(sight, detail, exit_code=job.exit_code, node=None, nodes=nodes[:1])
     if end is AttemptEnd.NODE_FAILED:
         return Ended(end=end, detail=detail, nodes=nodes, evidence=_evidence(sight, detail), exit_code=job.exit_code)
-    return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code)
+    code = None if end is AttemptEnd.PREEMPTED else job.exit_code  # 143 with it: not Slurm's word
+    return Ended(end=end, detail=detail, evidence=(detail,), exit_code=code)
 
 
 def _is_step_terminated(sight: Sight) -> bool:
@@ -372,10 +373,10 @@ def _is_step_terminated(sight: Sight) -> bool:
     return is_ours and record is not None and record.is_step_terminated and record.exit_code == SIGTERM_EXIT
 
 
-def _preempted(detail: str, exit_code: int | None) -> Ended:
+def _preempted(detail: str) -> Ended:
     """Of a preemption with a grace time only the step hears at first; a job that ends upon it is FAILED to Slurm."""
     line = "SIGTERM came to the step and not to the launcher: a preemption with a grace time (or scancel --signal)"
-    return Ended(end=AttemptEnd.PREEMPTED, detail=f"{detail}: {line}", evidence=(line,), exit_code=exit_code)
+    return Ended(end=AttemptEnd.PREEMPTED, detail=f"{detail}: {line}", evidence=(line,), exit_code=SIGTERM_EXIT)
 
 
 _LAUNCH_S = 1.0
@@ -508,7 +509,7 @@ def _terminated(sight: Sight) -> Ended | None:
     if waited < SIGTERM_WAIT_S:
         return None
     if _is_step_terminated(sight):
-        return _preempted("terminated", record.exit_code)
+        return _preempted("terminated")
     return _crashed(sight, "terminated, and Slurm did not say why", exit_code=record.exit_code, node=record.node)
 
 

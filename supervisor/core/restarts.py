@@ -40,6 +40,8 @@ NODE_ENDS = frozenset({AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEn
 # A script that knows nothing of us may start at 0 each time: without a newer checkpoint its time limit is no success.
 _FREE_ENDS_OF_SCRIPTS = _FREE_ENDS - {AttemptEnd.TIME_LIMIT}
 
+STEP_TERMINATED = 143  # exit code of a `preempted` that only a SIGTERM to the step tells of
+
 REFUSED = "sbatch refused the job"  # begins the reason of a run that it happened to
 
 
@@ -54,8 +56,18 @@ class Aftermath:
 
 
 def count_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> int:
-    """How many attempts in a row count as failures, whatever their cause (see `find_failures`)."""
-    return len(find_failures(run, attempts, checkpoints))
+    """How many attempts in a row count as failures, whatever their cause (see `find_failures`), by their starts."""
+    return sum(_weight(run.spec.restart, attempt) for attempt in find_failures(run, attempts, checkpoints))
+
+
+def _weight(restart: RestartSpec, attempt: Attempt) -> int:
+    """Starts inside its job that failed count as attempts do, one less than lead to a hold: other nodes are tried once.
+
+    Its launcher says itself when that can't help.
+    """
+    if attempt.end in NODE_ENDS:
+        return 1
+    return max(1, min(attempt.launch + 1 - attempt.planned, restart.max_without_progress - 1))
 
 
 def find_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> tuple[Attempt, ...]:
@@ -73,15 +85,29 @@ def find_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[C
             break
         if run.released_at is not None and (attempt.over_at is None or attempt.over_at <= run.released_at):
             break
-        if attempt.end not in (_FREE_ENDS if run.script is None else _FREE_ENDS_OF_SCRIPTS):
+        free = _FREE_ENDS if run.script is None else _FREE_ENDS_OF_SCRIPTS
+        if attempt.end not in free or _is_terminated_early(attempt):
             found.append(attempt)
     return tuple(found)
+
+
+EARLY_S = 300.0
+
+
+def _is_terminated_early(attempt: Attempt) -> bool:
+    """Ended soon by a SIGTERM to its step that Slurm does not call a preemption: its program may do so itself."""
+    if attempt.end is not AttemptEnd.PREEMPTED or attempt.exit_code != STEP_TERMINATED:
+        return False
+    if attempt.started_at is None or attempt.over_at is None:
+        return True
+    return (attempt.over_at - attempt.started_at).total_seconds() < EARLY_S
 
 
 def judge_failures(run: Run, last: Attempt, failures: Sequence[Attempt]) -> Aftermath:
     """An end with what it costs: each failure counts against one budget, by its cause."""
     nodes = sum(1 for attempt in failures if attempt.end in NODE_ENDS)
-    return Aftermath(run=run, last=last, failures=len(failures) - nodes, node_failures=nodes)
+    own = sum(_weight(run.spec.restart, attempt) for attempt in failures if attempt.end not in NODE_ENDS)
+    return Aftermath(run=run, last=last, failures=own, node_failures=nodes)
 
 
 def _is_ahead(attempt: Attempt, attempts: Sequence[Attempt]) -> bool:
@@ -140,7 +166,10 @@ _AFTERMATH_ROWS: tuple[tuple[Callable[[Aftermath], bool], RunState, Callable[[Af
     (
         lambda a: a.failures >= a.run.spec.restart.max_without_progress,
         RunState.HELD,
-        lambda a: f"{a.failures} attempts without a newer verified checkpoint; the last one: {a.last.end_detail}",
+        lambda a: (
+            f"{a.failures} {'starts' if a.last.launch else 'attempts'} without a newer verified checkpoint; "
+            f"the last one: {a.last.end_detail}"
+        ),
     ),
     (
         lambda a: a.node_failures >= a.run.spec.restart.max_node_failures,

@@ -22,7 +22,7 @@ from supervisor.core.restarts import (
     locate,
     next_start_at,
 )
-from supervisor.model import AttemptEnd, CheckpointState, NodesSpec, RestartSpec, RunState
+from supervisor.model import Attempt, AttemptEnd, CheckpointState, NodesSpec, RestartSpec, RunState
 from tests.core.builders import NOW, RUN, ago, attempt, broken, checkpoint, cluster, node, over, run, spec
 
 # ---------------------------------------------------------------- aftermath
@@ -101,6 +101,32 @@ def test_the_same_step_saved_again_is_no_progress() -> None:
 def test_ends_that_are_nobodys_fault_cost_nothing(end: AttemptEnd) -> None:
     """Cases RR-03, RR-05: five preemptions and one failure are one failure."""
     assert count_failures(RUN, [*(over(n, end) for n in range(1, 6)), over(6)], []) == 1
+
+
+def test_a_program_that_terminates_its_own_step_is_bounded_as_any_other_failure() -> None:
+    """Seen: a dozen jobs in a minute, each "preempted". Slurm's own word, and a SIGTERM hours later, are free."""
+    ended = [over(n, AttemptEnd.PREEMPTED, exit_code=143, started_at=ago(70), over_at=ago(60)) for n in (1, 2, 3)]
+    assert after_of(ended[:2]) is None
+    assert next_start_at(RUN.spec.restart, count_failures(RUN, ended[:2], []), ended[1]) == ago(45)
+    assert after_of(ended) is RunState.HELD
+    assert after_of([replace(a, exit_code=None) for a in ended]) is None
+    assert after_of([replace(a, started_at=ago(600)) for a in ended]) is None
+    assert count_failures(RUN, ended, [checkpoint(100, 3)]) == 0
+
+
+def test_starts_inside_a_job_are_counted_by_the_budget() -> None:
+    """Seen: a program that fails at once was started nine times, in three jobs."""
+    ended = [over(n, launch=2) for n in (1, 2)]
+    assert after_of(ended[:1]) is None  # other nodes are tried once
+    assert next_start_at(RUN.spec.restart, count_failures(RUN, ended[:1], []), ended[0]) == ago(45)
+    assert after_of(ended) is RunState.HELD
+    assert after_of([replace(a, planned=2) for a in ended]) is None  # drills
+    assert after_of([replace(a, end=AttemptEnd.NODE_FAILED) for a in ended]) is None
+
+
+def after_of(ended: list[Attempt]) -> RunState | None:
+    judged = judge_aftermath(judge_failures(RUN, ended[-1], find_failures(RUN, ended, [])))
+    return judged[0] if judged else None
 
 
 def test_failures_of_nodes_and_of_the_code_have_budgets_of_their_own() -> None:
