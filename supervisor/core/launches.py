@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 
 from supervisor.core.sight import Sight
 from supervisor.model import Attempt, AttemptState, Interruption, Part, RestartSpec
-from trainer.contract import INTERRUPTION_KINDS, InterruptionRecord, LaunchReport, Straggler
+from trainer.contract import INTERRUPTION_KINDS, ExitRecord, InterruptionRecord, LaunchReport, Straggler
 
 REPORT_EVERY_S = 1.0  # the launcher rewrites its report this often
 RECOVERY_LIMIT_S = 300.0  # beside its own pauses: a launcher that stops, checks and chooses for longer has failed
 NEGLECT_S = 60.0  # a silent node that is not acted upon for so long after `liveness.timeout_s`
 STALL_MARGIN_S = 60.0  # the launcher judges a stall by the same limits, and acts first
+QUICK_LAUNCHES = 8  # starts that may follow each other at once
+LAUNCH_EVERY_S = 10.0  # and one more for each such time that the job has run
 UNDER_WAY_S = 10.0  # a start that tells no steps counts as under way after so long
 MAX_LAUNCHES = 1000  # of one attempt that are kept account of
 RECOVERING = "recovering"
@@ -88,7 +90,7 @@ def fold_launch(attempt: Attempt, report: LaunchReport, now: datetime) -> Attemp
     """The attempt with what the launcher reports of the present start and of a recovery."""
     if report.attempt != attempt.number:
         return attempt
-    number = min(report.launch, MAX_LAUNCHES)
+    number = min(report.launch, _most_launches(attempt, now))
     if number > attempt.launch:
         step = max(0, report.resume_step)
         attempt = replace(
@@ -112,6 +114,12 @@ def fold_launch(attempt: Attempt, report: LaunchReport, now: datetime) -> Attemp
 
 def _rank_words(straggler: Straggler) -> str:
     return f"rank {straggler.rank} on {straggler.node}: "
+
+
+def _most_launches(attempt: Attempt, now: datetime) -> int:
+    """The highest number that a start may have by now: the launcher's report is the run's owner's word."""
+    ran_s = (now - attempt.started_at).total_seconds() if attempt.started_at is not None else 0.0
+    return min(MAX_LAUNCHES, QUICK_LAUNCHES + int(max(0.0, ran_s) / LAUNCH_EVERY_S))
 
 
 def settle_recovery(attempt: Attempt, *, tells_steps: bool, now: datetime) -> Attempt:
@@ -207,6 +215,20 @@ def is_most(named: Iterable[str], attempt: Attempt) -> bool:
 def own_nodes(named: Iterable[str], attempt: Attempt) -> tuple[str, ...]:
     """Those that Slurm gave the attempt, each once: a file of a run could name anybody's node."""
     return tuple(node for node in dict.fromkeys(named) if node in attempt.nodes)
+
+
+def choose_records(
+    records: Iterable[InterruptionRecord], attempt: Attempt, ended: ExitRecord | None
+) -> tuple[InterruptionRecord, ...]:
+    """Those that are not settled, of starts that were: the present one may have been interrupted just now.
+
+    A file for each of a thousand starts that never were would count as so many failures.
+    """
+    newest = min(attempt.launch, MAX_LAUNCHES - 1)
+    if ended is not None and ended.attempt == attempt.number:
+        newest = min(newest, ended.launches - 1)
+    first = attempt.interruptions_read
+    return tuple(r for r in records if r.attempt == attempt.number and first <= r.launch <= newest)
 
 
 def count_settled(records: Iterable[InterruptionRecord], attempt: Attempt) -> int:

@@ -116,6 +116,17 @@ def test_a_record_blames_once_even_while_it_is_read_again() -> None:
     assert not records(again.facts, Interruption)
 
 
+def test_records_of_starts_that_never_were_count_for_nothing() -> None:
+    forged = tuple(interrupted(number, kind="process", nodes=()) for number in range(900))
+    made = plan(launch=report(launch=1), interruptions=forged)
+    assert [i.launch for i in records(made.facts, Interruption)] == [0, 1]
+    young = trains(started_at=ago(60))
+    counted = records(plan(young, launch=report(launch=899), interruptions=forged).facts, Interruption)
+    assert len(counted) <= 15  # the report is the owner's word as well
+    ended = plan(launch=report(launch=50), exit=exit_record(1, launches=2), interruptions=forged)
+    assert [i.launch for i in records(ended.facts, Interruption) if i.is_in_job] == [0, 1]
+
+
 def test_times_that_cannot_be_are_kept_within_what_can() -> None:
     for at in (-1e300, 1e300, 0.0, NOW.timestamp() + 1e6):
         (row,) = records(plan(interruptions=(interrupted(detected_at=at, resumed_at=at),)).facts, Interruption)

@@ -247,8 +247,8 @@ def _put_interruption(draft: Draft, over: Attempt, launch: int, ended: Ended, ev
 def _last_launch(sight: Sight) -> int:
     """The start that the end of the attempt has interrupted: what the launcher says of it alone is no other one."""
     view, attempt = sight.view, sight.attempt
-    followed = [r.launch + 1 for r in view.interruptions if r.training] if view is not None else []
-    return min(max([attempt.launch, *followed]), launches.MAX_LAUNCHES)
+    records = launches.choose_records(view.interruptions, attempt, view.exit) if view is not None else ()
+    return min(max([attempt.launch, *(r.launch + 1 for r in records if r.training)]), launches.MAX_LAUNCHES)
 
 
 _NO_INTERRUPTION = frozenset(

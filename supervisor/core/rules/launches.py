@@ -22,10 +22,7 @@ def learn_interruptions(draft: Draft, sight: Sight) -> Attempt:
     if view is None or not view.interruptions:
         return attempt
     known = {i.launch: i for i in draft.interruptions(attempt.run) if i.attempt == attempt.number}
-    first = attempt.interruptions_read
-    records = [
-        r for r in view.interruptions if r.attempt == attempt.number and first <= r.launch < launches.MAX_LAUNCHES
-    ]
+    records = launches.choose_records(view.interruptions, attempt, view.exit)
     planned = attempt.planned
     for record in records:
         before = known.get(record.launch)
