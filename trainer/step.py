@@ -36,6 +36,10 @@ _PER_TASK_WISHES = frozenset(
     }
 )
 _SRUN_TAIL_LINES = 20
+_SRUN_CHATTER = (b"srun: job ", b"srun: Job ", b"srun: launch/", b"srun: debug", b"srun: debug2", b"srun: Try ")
+_SRUN_REFUSED = re.compile(
+    r"^srun: (?:error: )?(?:unrecognized option|invalid option|option '[^']*' requires|Invalid )"
+)
 _SRUN_TASK_ENDED = re.compile(r"^srun: error: (\S+): tasks? [\d,-]+: (.+)$")
 _SRUN_LAUNCH_FAILED = re.compile(r"^srun: error: .*\bon node (\S+?)[:.]? ")
 
@@ -137,6 +141,11 @@ def find_blamed_node(lines: Sequence[str], nodes: Sequence[str]) -> str | None:
     return None
 
 
+def find_refusal(lines: Sequence[str]) -> str:
+    """The line in which srun says that it doesn't understand how it was called; empty when none."""
+    return next((line for line in lines if _SRUN_REFUSED.match(line)), "")
+
+
 def run_scontrol(*arguments: str) -> str:
     """Scontrol's output, or an empty string when it is missing, fails or does not answer in time."""
     try:
@@ -150,6 +159,12 @@ def run_scontrol(*arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def is_left_alone(text: str) -> bool:
+    """True when `scontrol -o show job` says of a job that it runs, and that Slurm does not end it."""
+    found = dict(item.split("=", 1) for item in text.split() if "=" in item)
+    return found.get("JobState") == "RUNNING" and found.get("PreemptTime") in ("None", "Unknown", "(null)")
 
 
 def find_nodes(nodelist: str) -> tuple[str, ...]:
@@ -197,7 +212,7 @@ class Step:
         for line in iter(lambda: stream.readline(65536), b""):
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
-            if line.startswith(b"srun: error:"):
+            if line.startswith(b"srun: ") and not line.startswith(_SRUN_CHATTER):
                 self.lines = [*self.lines[1 - _SRUN_TAIL_LINES :], line.decode(errors="replace").rstrip()]
 
     def release(self) -> None:

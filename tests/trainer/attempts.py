@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -150,6 +151,7 @@ def attempt(tmp_path: Path) -> Iterator[Attempt]:
     yield attempt
     (tmp_path / "end").touch()
     for pid in attempt.processes():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
     if attempt.process is not None:
         attempt.process.wait(DEADLINE_S)

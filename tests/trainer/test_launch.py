@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainer.attempts import ROOT, SLEEP, Attempt, attempt, environment_of, eventually
+from tests.trainer.attempts import RIG, ROOT, SLEEP, Attempt, attempt, environment_of, eventually
 from trainer.contract import AttemptSpec, NodeReport, Outcome, parse, write_json
 
 __all__ = ["attempt"]
@@ -384,3 +384,27 @@ def test_one_that_is_never_told_to_begin_gives_its_nodes_back(attempt: Attempt) 
     record = attempt.end()
     assert record.exit_code == 75
     assert "not told to begin" in record.reason
+
+
+def test_an_option_that_srun_does_not_know_is_told_and_holds_the_run(attempt: Attempt, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "srun").write_text("#!/bin/sh\necho \"srun: unrecognized option '--container-image=x'\" >&2\nexit 1\n")
+    (folder / "srun").chmod(0o755)
+    attempt.start(SLEEP, nodes=2, path=f"{folder}:{os.environ['PATH']}")
+    record = attempt.end()
+    assert (record.exit_code, record.next) == (1, "hold")
+    assert "srun: unrecognized option '--container-image=x'" in record.reason
+
+
+def test_a_training_that_terminates_its_own_agent_has_failed_itself(attempt: Attempt, tmp_path: Path) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "scontrol").write_text(
+        "#!/bin/sh\ntest $2 = show -a $3 = job && echo JobState=RUNNING PreemptTime=None\n"
+    )
+    (folder / "scontrol").chmod(0o755)
+    program = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(9)"
+    attempt.start(program, nodes=1, worker_start="direct", path=f"{folder}:{RIG}:{os.environ['PATH']}")
+    record = attempt.end()
+    assert (record.exit_code, record.is_step_terminated) == (143, False)

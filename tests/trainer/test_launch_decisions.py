@@ -248,9 +248,33 @@ def test_the_same_step_again_and_again_is_held(steps: tuple[int | None, ...], ex
 
 def test_a_newer_checkpoint_or_a_node_to_blame_is_not_counted_against_the_training() -> None:
     streak = extend_streak(Streak(), has_newer=False, is_blamed=False, last_step=3)
-    assert streak == Streak(failures=1, steps=(3,))
+    assert streak == Streak(failures=1, steps=(3,), places=("",))
     assert extend_streak(streak, has_newer=False, is_blamed=True, last_step=3) == streak
-    assert extend_streak(streak, has_newer=True, is_blamed=False, last_step=9) == Streak(failures=1, steps=(9,))
+    assert extend_streak(streak, has_newer=True, is_blamed=False, last_step=9) == Streak(
+        failures=1, steps=(9,), places=("",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("born", "places", "expected"),
+    [
+        ((True, True), ("", ""), "hold"),  # it fails at once wherever it starts
+        ((True, True), ("n1", "n2"), "hold"),
+        ((True, True), ("n2", "n2"), "resubmit"),  # it may be that node
+        ((False, True), ("", ""), "resubmit"),
+    ],
+)
+def test_starts_that_fail_before_their_first_step_are_held(
+    born: tuple[bool, ...], places: tuple[str, ...], expected: str
+) -> None:
+    streak = Streak()
+    for is_stillborn, place in zip(born, places, strict=True):
+        streak = extend_streak(
+            streak, has_newer=False, is_blamed=False, last_step=None, is_stillborn=is_stillborn, place=place
+        )
+    judged = judge_streak(streak, max_without_progress=2, backoff_s=15)
+    assert isinstance(judged, GiveUp)
+    assert judged.next == expected
 
 
 # ---------------------------------------------------------------- where a start begins
@@ -329,12 +353,36 @@ def test_the_record_says_where_the_seconds_went_once_a_new_step_is_done() -> Non
     record = interruption()
     training = Training(1, ("n1",), ResumePoint(step=4), 101.0)
     training.feed([{"rank": 0, "step": 4}, "nonsense", {"rank": True, "step": 9}], 103.0)
-    assert not record.follow(training)
+    assert not record.follow(training, 9.0)
     training.feed([{"rank": 0, "step": 5}], 104.0)
-    assert record.follow(training)
+    assert record.follow(training, 9.0)
     assert record.record.resumed_at == pytest.approx(record.record.detected_at + 4.0)
     assert record.record.parts_s == {"detect": 3.0, "start": 2.0, "first_step": 1.0}
-    assert not record.follow(training)
+    assert not record.follow(training, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("was_mute", "prints", "now", "resumed_s"),
+    [
+        (True, True, 105.0, 4.0),
+        (True, False, 105.0, None),
+        (True, False, 114.0, 3.0),  # its ranks live
+        (False, True, 105.0, None),  # the start before told steps, or was too short to tell
+        (False, True, 162.0, 4.0),
+    ],
+)
+def test_the_record_of_a_training_that_tells_no_steps_ends(
+    was_mute: bool, prints: bool, now: float, resumed_s: float | None
+) -> None:
+    finding = Finding(kind="process", cause="killed", exit_code=137)
+    record = Interruption(record_of(finding, attempt=1, launch=0, last_step=None), 100.0, was_mute=was_mute)
+    training = Training(1, ("n1",), ResumePoint(), 101.0)
+    training.feed([{"rank": 0, "log_bytes": 70}], 103.0)
+    training.feed([{"rank": 0, "log_bytes": 71 if prints else 70}], 104.0)
+    assert record.follow(training, now) == (resumed_s is not None)
+    resumed_at = record.record.resumed_at
+    assert resumed_s == (None if resumed_at is None else pytest.approx(resumed_at - record.record.detected_at))
+    assert record.record.last_step is None
 
 
 # ---------------------------------------------------------------- drills, ports

@@ -192,7 +192,7 @@ def test_the_next_start_begins_from_the_newest_verified_checkpoint(attempt: Atte
 def test_starts_without_progress_have_an_end(attempt: Attempt) -> None:
     attempt.start("raise SystemExit(9)", nodes=1, in_job=True, max_without_progress=3, backoff_s=0.2)
     record = attempt.end()
-    assert (record.exit_code, record.launches, record.next) == (9, 3, "resubmit")
+    assert (record.exit_code, record.launches, record.next) == (9, 3, "hold")
     assert attempt.interruption(1).parts_s["wait"] == pytest.approx(0.2)
 
 

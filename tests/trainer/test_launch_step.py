@@ -7,6 +7,8 @@ import pytest
 from trainer.step import (
     expand_nodelist,
     find_blamed_node,
+    find_refusal,
+    is_left_alone,
     parse_node_addr,
     parse_srun_line,
     srun_command,
@@ -50,6 +52,26 @@ def test_the_address_is_read_from_one_line_of_scontrol() -> None:
 )
 def test_ends_of_agents_are_read_from_sruns_error_lines(line: str, ends: list[tuple[str, int]]) -> None:
     assert [(end.node, end.exit_code) for end in parse_srun_line(line)] == ends
+
+
+def test_the_line_in_which_srun_refuses_an_option_is_found() -> None:
+    refusal = "srun: unrecognized option '--container-image=x.sqsh'"
+    assert find_refusal(["srun: error: something else", refusal]) == refusal
+    assert not find_refusal(["srun: error: Unable to create step for job 3: Invalid node name specified"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("JobId=7 JobState=RUNNING Reason=None PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None", True),
+        ("JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-01-01T00:01:00", False),  # with a grace time
+        ("JobId=7 JobState=CANCELLED Reason=None PreemptTime=None", False),
+        ("JobId=7 JobState=COMPLETING PreemptTime=None", False),
+        ("", False),  # it does not answer
+    ],
+)
+def test_slurm_leaves_a_job_alone_that_runs_and_is_not_preempted(text: str, expected: bool) -> None:
+    assert is_left_alone(text) == expected
 
 
 def test_a_node_on_which_the_step_could_not_be_launched_is_named() -> None:

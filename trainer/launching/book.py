@@ -33,7 +33,7 @@ class InterruptionBook:
             trained=training.nodes,
             last_step=training.last_step,
         )
-        self._interruptions.append(Interruption(record, now))
+        self._interruptions.append(Interruption(record, now, was_mute=training.is_mute(now)))
         self.write(self._interruptions[-1])
         return self._interruptions[-1]
 
@@ -41,9 +41,9 @@ class InterruptionBook:
         """Write it as it is now."""
         self._writer.record(interruption.record)
 
-    def follow(self, training: Training) -> bool:
-        """True when the first new step since the newest interruption was just seen."""
-        if not self._interruptions or not self._interruptions[-1].follow(training):
+    def follow(self, training: Training, now: float) -> bool:
+        """True when the first new step since the newest interruption, or what stands for it, was just seen."""
+        if not self._interruptions or not self._interruptions[-1].follow(training, now):
             return False
         self.write(self._interruptions[-1])
         return True

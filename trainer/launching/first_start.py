@@ -7,7 +7,7 @@ from trainer.launching.clock import OwnClock
 from trainer.launching.course import choose_fewer
 from trainer.launching.fleet import Fleet
 from trainer.launching.limits import Limits
-from trainer.step import find_blamed_node
+from trainer.step import find_blamed_node, find_refusal
 from trainer.verdict import EXIT_NOT_STARTED, Candidate, Go, Verdict, choose_nodes
 
 
@@ -62,5 +62,7 @@ class FirstStart:
         lines = [line for step in self._fleet.steps for line in step.lines]
         node = find_blamed_node(lines, list(self._nodes))
         code = EXIT_NODE_SILENT if node else EXIT_NOT_STARTED
-        said = lines[0] if lines else "it said nothing"
-        return Verdict(exit_code=code, reason=f"the training step did not start; {said}", node=node)
+        refusal = find_refusal(lines)
+        said = refusal or next(iter([*(line for line in lines if "error:" in line), *lines]), "it said nothing")
+        what_next = "hold" if refusal else ""  # the next job's srun would say the same
+        return Verdict(exit_code=code, reason=f"the training step did not start; {said}", node=node, next=what_next)

@@ -9,6 +9,8 @@ from trainer.contract import CutOff, InterruptionRecord
 from trainer.launching.silence import Loss
 from trainer.launching.training import Training
 
+LIVED_S = 10.0  # ranks that tell nothing and live for so long have begun
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -27,8 +29,9 @@ class Finding:
 class Interruption:
     """One interruption of the training and what followed."""
 
-    def __init__(self, record: InterruptionRecord, now: float) -> None:
+    def __init__(self, record: InterruptionRecord, now: float, *, was_mute: bool = False) -> None:
         self.record = record
+        self._was_mute = was_mute  # the start before told no steps in a long time
         self._found_at = now
         self._parts: dict[str, float] = dict(record.parts_s)
 
@@ -52,17 +55,30 @@ class Interruption:
             cause = record.cause if finding.cause in record.cause else f"{record.cause}; {finding.cause}"
             self.amend(cause=cause[:2000], nodes=nodes, evidence=evidence)
 
-    def follow(self, training: Training) -> bool:
-        """Look how far the start that followed has come; True when its first new step was just seen."""
+    def follow(self, training: Training, now: float) -> bool:
+        """Look how far the start that followed has come; True when its first new step was just seen.
+
+        Of a training that tells no steps, the first line that it prints has to do, and at last that its ranks live.
+        """
         if training.launch != self.record.launch + 1 or self.record.resumed_at is not None:
             return False
         if training.ranks_at is not None and "start" not in self._parts:
             self.note_part("start", training.ranks_at - training.began_at)
-        if training.stepped_at is None:
+        if training.stepped_at is not None:
+            self._resume("first_step", training.stepped_at, training)
+            return True
+        if training.last_step is not None or training.ranks_at is None:
             return False
-        self.note_part("first_step", training.stepped_at - (training.ranks_at or training.began_at))
-        self.amend(resumed_at=round(self.record.detected_at + training.stepped_at - self._found_at, 3))
-        return True
+        lived_s = now - training.ranks_at
+        if training.is_mute(now) or (self._was_mute and training.printed_at is not None):
+            self._resume("first_sign", training.printed_at or training.ranks_at, training)
+        elif self._was_mute and lived_s > LIVED_S:
+            self._resume("first_sign", training.ranks_at, training)
+        return self.record.resumed_at is not None
+
+    def _resume(self, part: str, at: float, training: Training) -> None:
+        self.note_part(part, at - (training.ranks_at or training.began_at))
+        self.amend(resumed_at=round(self.record.detected_at + at - self._found_at, 3))
 
     def take_word(self, word: CutOff) -> bool:
         """A lost node's word that it lives: it was the cable. True when the record says so now."""

@@ -34,6 +34,7 @@ from trainer.launching.unaided import SilenceWatch
 from trainer.launching.watched import WatchedFiles, ask_within
 from trainer.launching.watches import Watches
 from trainer.launching.writer import Writer, read_outcome
+from trainer.step import is_left_alone, run_scontrol
 from trainer.verdict import (
     EXIT_MISCONFIGURED,
     Go,
@@ -41,13 +42,13 @@ from trainer.verdict import (
     judge_ends,
 )
 
-MUTE_S = 60.0
 LOSS_EVENTS = {
     "node_lost": "node.lost",
     "node_frozen": "node.frozen",
     "node_cut_off": "node.cut_off",
     "agent_killed": "agent.killed",
 }
+SLURM_LIMIT_S = 2.0  # for the controller to say whether it ends this job
 OUTCOME_LIMIT_S = 1.0  # for the file system to say how the training says that it ended
 
 
@@ -280,10 +281,9 @@ class Launcher:
             if self._files.progress is not None:
                 self._state.training.feed_progress(self._files.progress, now)
                 self._watches.feed_progress(self._files.progress, now)
-            is_mute = self._state.training.last_step is None and now - self._state.training.began_at > MUTE_S
-            if is_mute:  # it tells no steps: that it runs is all there is to see
+            if self._state.training.is_mute(now):
                 self._reporter.why = ""
-            if self._book.follow(self._state.training):
+            if self._book.follow(self._state.training, now):
                 self._reporter.why = ""
                 self._note("training.resumed")
         self._book.follow_words(now)
@@ -413,8 +413,13 @@ class Launcher:
             bad_nodes=tuple(dict.fromkeys((*verdict.bad_nodes, *blamed))),
             launches=self._state.launch + 1,
             next=verdict.next,
-            is_step_terminated=self._is_step_terminated() and not self._requests.is_terminated,
+            is_step_terminated=self._is_step_terminated() and not self._requests.is_terminated and not self._is_alone(),
         )
+
+    def _is_alone(self) -> bool:
+        """True when Slurm leaves this job alone: then its own training has ended the agents, and is to blame."""
+        job = str(self._job_id)
+        return is_left_alone(ask_within(SLURM_LIMIT_S, lambda: run_scontrol("-o", "show", "job", job)) or "")
 
     def _is_step_terminated(self) -> bool:
         return any(node.is_terminated for node in self._nodes.values())

@@ -61,7 +61,7 @@ class Recovery:
         self._judge_stop = judge_stop  # whether the ends that are known by then end the attempt
         self._search: ResumeSearch | None = None
         self._is_point_known = False
-        self._start_at = now  # not before
+        self._start_at = self._found_at = now  # not before
         self._stage = Stage.STOP
         self._stage_at = now
         self._verdict: Verdict | None = None
@@ -184,6 +184,8 @@ class Recovery:
                 has_newer=self.point.step > self._training.point.step,
                 is_blamed=bool(self.interruption.record.nodes),
                 last_step=self._training.last_step,
+                is_stillborn=self.interruption.record.kind == "process" and self._training.is_stillborn(self._found_at),
+                place=self._find_place(),
             )
         judged = judge_streak(
             self.streak, max_without_progress=self._spec.max_without_progress, backoff_s=self._spec.backoff_s
@@ -193,6 +195,11 @@ class Recovery:
         elif judged > 0:
             self.interruption.note_part("wait", judged)
             self._start_at = now + judged
+
+    def _find_place(self) -> str:
+        """The one node that failed, of several; another job may do without it."""
+        failed = {end.node for end in self._training.ends if end.exit_code != 0 and not end.is_victim}
+        return self.finding.hint if len(self._training.nodes) > 1 and len(failed) <= 1 else ""
 
     def _give_up(self, what_next: str, reason: str) -> Verdict:
         record = self.interruption.record

@@ -14,6 +14,8 @@ class Streak:
 
     failures: int = 0
     steps: tuple[int | None, ...] = ()  # the newest step of each; None: not known
+    stillborn: int = 0  # of them, those that failed before anything had begun
+    places: tuple[str, ...] = ()  # the one node where each failed; "": not only there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +26,26 @@ class GiveUp:
     reason: str
 
 
-def extend_streak(streak: Streak, *, has_newer: bool, is_blamed: bool, last_step: int | None) -> Streak:
+def extend_streak(
+    streak: Streak,
+    *,
+    has_newer: bool,
+    is_blamed: bool,
+    last_step: int | None,
+    is_stillborn: bool = False,
+    place: str = "",
+) -> Streak:
     """The streak after one more start that was interrupted. `has_newer`: a newer checkpoint is verified since."""
     if has_newer:
         streak = Streak()
     if is_blamed:
         return streak
-    return Streak(failures=streak.failures + 1, steps=(*streak.steps, last_step))
+    return Streak(
+        failures=streak.failures + 1,
+        steps=(*streak.steps, last_step),
+        stillborn=streak.stillborn + is_stillborn,
+        places=(*streak.places, place),
+    )
 
 
 def judge_streak(streak: Streak, *, max_without_progress: int, backoff_s: float) -> float | GiveUp:
@@ -39,6 +54,9 @@ def judge_streak(streak: Streak, *, max_without_progress: int, backoff_s: float)
         step = streak.steps[0]
         if step is not None and set(streak.steps) == {step}:
             return GiveUp(next="hold", reason=f"step {step} was the last one {streak.failures} times in a row")
+        is_one_place = len(set(streak.places)) == 1 and streak.places[0] != ""
+        if streak.stillborn == streak.failures and not is_one_place:  # another job would only fail in the same way
+            return GiveUp(next="hold", reason=f"{streak.failures} starts in a row failed before their first step")
         return GiveUp(next="resubmit", reason=f"{streak.failures} starts in a row without a newer verified checkpoint")
     if streak.failures < 2:
         return 0.0

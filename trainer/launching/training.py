@@ -8,6 +8,8 @@ from trainer.contract import Progress
 from trainer.launching.resume import ResumePoint
 from trainer.verdict import NodeEnd
 
+MUTE_S = 60.0  # a training that tells steps has told one by then, or has said that it restores
+
 
 class Training:
     """One start of the training. Instants are of the launcher's own clock."""
@@ -24,6 +26,8 @@ class Training:
         self.last_step: int | None = None
         self.ranks_at: float | None = None  # the first word of a rank
         self.stepped_at: float | None = None  # the first new step
+        self.printed_at: float | None = None  # the first growth of a log after the first word of a rank
+        self._log_bytes: dict[int, int] = {}  # by rank: of its node's logs
         self._first_steps: dict[int, int] = {}
 
     def feed(self, ranks: Any, now: float) -> None:
@@ -34,6 +38,17 @@ class Training:
                 self.ranks_at = now if self.ranks_at is None else self.ranks_at
                 if type(number) is int and type(step) is int:
                     self._take_step(number, step, now)
+                elif type(number) is int and type(size := rank.get("log_bytes")) is int:
+                    has_grown = self._log_bytes.setdefault(number, size) != size
+                    self.printed_at = now if has_grown and self.printed_at is None else self.printed_at
+
+    def is_stillborn(self, now: float) -> bool:
+        """True when it failed before anything had begun, as far as can be told."""
+        return self.last_step is None and now - self.began_at < MUTE_S
+
+    def is_mute(self, now: float) -> bool:
+        """True when it runs and tells no steps: that it runs is all there is to see."""
+        return self.last_step is None and now - self.began_at > MUTE_S
 
     def feed_progress(self, progress: Progress, now: float) -> None:
         """What the progress file says; one of another start is passed over."""

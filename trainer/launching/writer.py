@@ -9,12 +9,13 @@ from pathlib import Path
 
 from trainer import contract
 from trainer.contract import ContractError, ExitRecord, InterruptionRecord, LaunchReport, Outcome
+from trainer.launching.reading import read_regular
 
 
 def read_outcome(path: Path, attempt: int) -> Outcome | None:
     """The training's own word on how this attempt ended, or None when it left none that can be read."""
     try:
-        outcome = contract.parse(Outcome, path.read_bytes())
+        outcome = contract.parse(Outcome, read_regular(path))
     except FileNotFoundError:
         return None
     except (OSError, ContractError) as error:
