@@ -55,14 +55,14 @@ def _show_run(settings: Settings, name: str, *, as_json: bool) -> None:
     from supervisor.store import Store
 
     with Store.open_readonly(settings.ledger.path) as store, store.reading():
-        run, attempts = store.load_run(name), store.load_attempts(name)
+        run, attempts, history = store.load_run(name), store.load_attempts(name), store.load_interruptions(name)
     if run is None:
         raise CommandError(f'there is no run "{name}"; `supervisor status` lists them', EXIT_BAD_INPUT)
     at = now()
     if as_json:
-        click.echo(render_json({"run": name, **interval_as_json(judge_interval(run.spec, attempts, at))}))
+        click.echo(render_json({"run": name, **interval_as_json(judge_interval(run.spec, attempts, at, history))}))
         return
-    for line in save_lines(judge_saves(run, attempts, (), at, step=None), at):
+    for line in save_lines(judge_saves(run, attempts, (), at, step=None, history=history), at):
         click.echo(line)
 
 

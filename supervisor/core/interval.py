@@ -15,7 +15,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from supervisor.core.reliability import GPU_MTBF_H
-from supervisor.model import PLANNED_ENDS, Attempt, AttemptEnd, CheckpointSpec, RunSpec
+from supervisor.model import PLANNED_ENDS, Attempt, AttemptEnd, CheckpointSpec, Interruption, RunSpec
 
 GPUS_PER_PRIOR_NODE = 8  # of the training that the prior comes from
 PRIOR_WEIGHT = 1.0  # failures that the prior counts for: a run's own outweigh it from the second on
@@ -163,14 +163,16 @@ def _ran_s(attempt: Attempt, now: datetime) -> float:
     return max(0.0, ((attempt.over_at or now) - attempt.started_at).total_seconds())
 
 
-def measure_restart_s(attempts: Sequence[Attempt]) -> float:
+def measure_restart_s(attempts: Sequence[Attempt], interruptions: Sequence[Interruption] = ()) -> float:
     """Seconds that a failure keeps the training from new steps, from the last sign of progress to the first new step.
 
-    The median over this run's failures; before the first one, the time that its newest start took; before that,
-    DEFAULT_RESTART_S. What a job waited in the queue counts: nothing is computed meanwhile.
+    The median over this run's failures, those that its jobs survived and drills too; before the first one, the time
+    that its newest start took; before that, DEFAULT_RESTART_S. What a job waited in the queue counts: nothing is
+    computed meanwhile.
     """
     ordered = sorted(attempts, key=lambda a: a.number)
     gaps = [gap for before, after in pairwise(ordered) if (gap := _gap_s(before, after)) is not None]
+    gaps += [(i.detection_s or 0.0) + i.recovery_s for i in interruptions if i.is_in_job and i.recovery_s is not None]
     if gaps:
         return statistics.median(gaps)
     starts = [_start_s(a) for a in ordered]
@@ -236,7 +238,7 @@ def carried_every_s(spec: CheckpointSpec, attempts: Sequence[Attempt]) -> float:
     return told_s if told_s > 0 and spec.interval == "auto" else first_every_s(spec)
 
 
-def measure_costs(attempts: Sequence[Attempt]) -> Costs | None:
+def measure_costs(attempts: Sequence[Attempt], interruptions: Sequence[Interruption] = ()) -> Costs | None:
     """What saves cost in the newest attempt that has made some; None before anybody has measured one."""
     measured = [a for a in attempts if a.save_costs_s]
     newest = max(measured, key=lambda a: a.number, default=None)
@@ -244,7 +246,7 @@ def measure_costs(attempts: Sequence[Attempt]) -> Costs | None:
         return None
     save_s = statistics.median_low(newest.save_costs_s)
     durable = newest.save_total_s if newest.save_total_s is not None else save_s
-    return Costs(save_s=save_s, durable_s=max(durable, save_s), restart_s=measure_restart_s(attempts))
+    return Costs(save_s=save_s, durable_s=max(durable, save_s), restart_s=measure_restart_s(attempts, interruptions))
 
 
 def choose_interval(spec: CheckpointSpec, costs: Costs, rate: Rate) -> Interval:
@@ -272,9 +274,11 @@ def choose_interval(spec: CheckpointSpec, costs: Costs, rate: Rate) -> Interval:
     return Interval(every_s=every_s, best_s=best_s, bound=bound, loss=loss, costs=costs, rate=rate)
 
 
-def judge_interval(spec: RunSpec, attempts: Sequence[Attempt], now: datetime) -> Interval | None:
+def judge_interval(
+    spec: RunSpec, attempts: Sequence[Attempt], now: datetime, interruptions: Sequence[Interruption] = ()
+) -> Interval | None:
     """The interval of a run now; None until saves were measured."""
-    costs = measure_costs(attempts)
+    costs = measure_costs(attempts, interruptions)
     return None if costs is None else choose_interval(spec.checkpoint, costs, measure_rate(spec, attempts, now))
 
 

@@ -231,6 +231,15 @@ def choose_records(
     return tuple(r for r in records if r.attempt == attempt.number and first <= r.launch <= newest)
 
 
+def find_left_out(attempt: Attempt, interruptions: Iterable[Interruption]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(lost, left out for another reason): nodes of the job that don't train because of what was found against them."""
+    found = [i for i in interruptions if i.attempt == attempt.number and i.is_in_job]
+    lost = {node for i in found if i.kind in HARD_KINDS for node in i.nodes}
+    others = {node for i in found for node in i.nodes} - lost
+    idle = attempt.spare_nodes
+    return tuple(n for n in idle if n in lost), tuple(n for n in idle if n in others)
+
+
 def count_settled(records: Iterable[InterruptionRecord], attempt: Attempt) -> int:
     """Before which start no record is read again: one is settled when the next start has stepped, or ended too."""
     settled = attempt.interruptions_read

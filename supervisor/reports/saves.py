@@ -9,7 +9,7 @@ from typing import Any
 
 from supervisor.core.interval import Interval, first_every_s, judge_interval
 from supervisor.core.saves import is_kept_to, measure_spacing_s, newest_kept, steps_at_risk
-from supervisor.model import Attempt, Checkpoint, CheckpointState, Run
+from supervisor.model import Attempt, Checkpoint, CheckpointState, Interruption, Run
 from supervisor.reports.table import duration
 
 
@@ -33,7 +33,13 @@ class SaveStatus:
 
 
 def judge_saves(
-    run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], now: datetime, *, step: int | None
+    run: Run,
+    attempts: Sequence[Attempt],
+    checkpoints: Sequence[Checkpoint],
+    now: datetime,
+    *,
+    step: int | None,
+    history: Sequence[Interruption] = (),
 ) -> SaveStatus:
     """What the ledger knows of the saves; `step`: the newest one that the run is known to have made."""
     spec, last = run.spec.checkpoint, max(attempts, key=lambda a: a.number, default=None)
@@ -43,7 +49,7 @@ def judge_saves(
         every_s=told_s or first_every_s(spec),
         is_fixed=spec.interval == "fixed",
         seen_s=measure_spacing_s(last, checkpoints) if last is not None else None,
-        interval=judge_interval(run.spec, attempts, now),
+        interval=judge_interval(run.spec, attempts, now, history),
         newest=newest_kept(checkpoints),
         at_risk=steps_at_risk(last, checkpoints, step=step) if is_live else None,
         failures=last.save_failures if last is not None and is_live else 0,

@@ -39,6 +39,15 @@ class RunStatus:
     ahead: Attempt | None = None  # queued behind the running one
     attempts: tuple[Attempt, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
+    history: tuple[Interruption, ...] = ()
+    lost: tuple[str, ...] = ()  # nodes of the job that can't be used
+    left_out: tuple[str, ...] = ()  # nodes of the job that something else was found against
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """Nodes of the job that could take another one's place."""
+        gone = {*self.lost, *self.left_out}
+        return tuple(n for n in self.attempt.spare_nodes if n not in gone) if self.attempt is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,7 @@ def judge_run(
     state = state_word(run, last)
     next_at = _judge_wait(run, attempts, checkpoints, now) if state == "recovering" else None
     step = _step(last, checkpoints)
+    lost, left_out = _find_left_out(last, interruptions)
     return RunStatus(
         run=run,
         state=state,
@@ -101,7 +111,20 @@ def judge_run(
         next_start_at=next_at,
         attempts=tuple(attempts),
         checkpoints=tuple(checkpoints),
+        history=tuple(interruptions),
+        lost=lost,
+        left_out=left_out,
     )
+
+
+def _find_left_out(
+    last: Attempt | None, interruptions: Sequence[Interruption]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if last is None or not any(i.attempt == last.number and i.nodes for i in interruptions):
+        return (), ()
+    from supervisor.core.launches import find_left_out  # and what it needs; a healthy run does not
+
+    return find_left_out(last, interruptions)
 
 
 def state_word(run: Run, last: Attempt | None) -> str:
@@ -140,7 +163,7 @@ def find_saves_of(status: RunStatus, now: datetime) -> SaveStatus:
     """How often the run saves, what that rests on, and what would be lost now."""
     from supervisor.reports.saves import judge_saves  # and what it needs; a table of all runs does not
 
-    return judge_saves(status.run, status.attempts, status.checkpoints, now, step=status.step)
+    return judge_saves(status.run, status.attempts, status.checkpoints, now, step=status.step, history=status.history)
 
 
 def _judge_wait(
@@ -232,7 +255,9 @@ def _run_as_json(status: RunStatus, now: datetime) -> dict[str, Any]:
         "next_job_id": status.ahead.job_id if status.ahead else None,  # queued behind it
         "nodes": list(last.nodes) if last else [],
         "training_nodes": list(last.training) if last else [],
-        "spare_nodes": list(last.spare_nodes) if last else [],  # of the job, and not training: spares, lost ones
+        "spare_nodes": list(status.spares),  # of the job, and not training
+        "lost_nodes": list(status.lost),
+        "left_out_nodes": list(status.left_out),
         "launch": last.launch if last else None,  # which start of the training inside the job, from 0
         "recovering": last.recovering or None if last and not last.is_over else None,
         "stragglers": list(last.stragglers) if last and not last.is_over else [],
@@ -324,8 +349,9 @@ def start_lines(status: RunStatus) -> tuple[str, ...]:
     last = status.attempt
     if last is None or last.is_over or not last.training:
         return ()
-    spare = f"; not training: {fold(last.spare_nodes)}" if last.spare_nodes else ""
-    lines = [f"\ntraining on {fold(last.training)}{spare}"]
+    others = (("spare", status.spares), ("lost", status.lost), ("left out", status.left_out))
+    words = "".join(f"; {word}: {fold(nodes)}" for word, nodes in others if nodes)
+    lines = [f"\ntraining on {fold(last.training)}{words}"]
     if last.launch:
         took = f", the last one in {duration(status.recovery_s)}" if status.recovery_s is not None else ""
         times = "once" if last.launch == 1 else f"{last.launch} times"

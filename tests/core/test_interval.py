@@ -25,7 +25,7 @@ from supervisor.core.interval import (
     measure_restart_s,
     prior_node_mtbf_s,
 )
-from supervisor.model import Attempt, AttemptEnd, CheckpointSpec, Intent, IntentKind, RunState
+from supervisor.model import Attempt, AttemptEnd, CheckpointSpec, Intent, IntentKind, Interruption, Part, RunState
 from tests.core.builders import (
     NOW,
     SPEC,
@@ -208,6 +208,24 @@ def test_an_end_that_was_planned_is_no_failure(end: AttemptEnd) -> None:
 def test_the_restart_time_is_measured_from_the_last_sign_of_progress_to_the_first_new_step() -> None:
     ended = over(1, AttemptEnd.NODE_SILENT, progress_at=ago(500), over_at=ago(480))
     assert measure_restart_s((ended, attempt(2, started_at=ago(430), stepped_at=ago(400)))) == 100
+
+
+def test_a_restart_inside_a_job_is_measured_too() -> None:
+    first = attempt(started_at=ago(590), stepped_at=ago(500))
+    inside = Interruption(
+        run="gpt",
+        attempt=1,
+        is_in_job=True,
+        kind="node_lost",
+        cause="n2 is lost",
+        node="n2",
+        is_planned=False,
+        detected_at=ago(100),
+        resumed_at=ago(91),
+        parts=(Part(name="detect", seconds=3.0),),
+    )
+    assert measure_restart_s((first,), (inside,)) == 12
+    assert measure_restart_s((first,), (replace(inside, resumed_at=None),)) == 90
 
 
 def test_before_the_first_failure_the_restart_time_is_that_of_the_start() -> None:

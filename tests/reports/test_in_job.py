@@ -12,7 +12,8 @@ import pytest
 from supervisor.core.reliability import ettr, run_mtbf, split_gap
 from supervisor.model import Attempt, AttemptState, Interruption, NodesSpec, Part, Run, RunSpec
 from supervisor.reports.history import History, history_as_json, history_table, summary_line
-from supervisor.reports.status import judge_run, start_lines, state_word
+from supervisor.reports.liveness import Liveness
+from supervisor.reports.status import Status, judge_run, start_lines, state_word, status_as_json
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 RUN = Run(spec=RunSpec(name="a", command=("train.py",), root=Path("/shared"), nodes=NodesSpec(min=1, max=2)))
@@ -91,6 +92,9 @@ def test_history_tells_which_start_it_was_and_how_many_a_job_survived() -> None:
     assert shown["recovery_s"] == 10.0
 
 
+LIVENESS = Liveness(is_answering=False, is_there=False, why="no socket")
+
+
 def status(**changes: Any) -> Any:
     return judge_run(RUN, [replace(RUNNING, **changes)], [], [INSIDE], NOW)
 
@@ -99,11 +103,19 @@ def test_status_tells_the_nodes_that_train_and_what_the_job_has_survived() -> No
     now = status(stragglers=("rank 1 on n3: 1.8 x the median",))
     assert (now.state, now.inside, now.recovery_s) == ("running", 1, 10.0)
     lines = start_lines(now)
-    assert lines[0].strip() == "training on n1,n3; not training: n2"
+    assert lines[0].strip() == "training on n1,n3; lost: n2"
     assert lines[1:] == (
         "started again inside its job once, the last one in 10.0 s",
         "straggler: rank 1 on n3: 1.8 x the median",
     )
+
+
+def test_status_tells_spares_from_nodes_that_are_lost_or_left_out() -> None:
+    slow = replace(INSIDE, launch=1, kind="straggler", nodes=("n4",))
+    now = judge_run(RUN, [replace(RUNNING, nodes=("n1", "n2", "n3", "n4", "n5"), launch=2)], [], [INSIDE, slow], NOW)
+    assert start_lines(now)[0].strip() == "training on n1,n3; spare: n5; lost: n2; left out: n4"
+    (shown,) = status_as_json(Status(now=NOW, liveness=LIVENESS, daemon=None, is_paused=False, runs=(now,)))["runs"]
+    assert (shown["spare_nodes"], shown["lost_nodes"], shown["left_out_nodes"]) == (["n5"], ["n2"], ["n4"])
 
 
 def test_a_run_that_is_started_again_inside_its_job_recovers_and_says_why() -> None:
@@ -114,5 +126,5 @@ def test_a_run_that_is_started_again_inside_its_job_recovers_and_says_why() -> N
 
 
 def test_a_job_that_was_never_started_again_is_told_without_a_word_of_it() -> None:
-    assert start_lines(status(launch=0)) == ("\ntraining on n1,n3; not training: n2",)
+    assert start_lines(status(launch=0)) == ("\ntraining on n1,n3; lost: n2",)
     assert start_lines(status(training=())) == ()
