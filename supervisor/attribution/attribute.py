@@ -54,6 +54,7 @@ def _gather(view: RunView, job: JobRecord | None) -> list[Sign]:
     signs += _read_job_log(view)
     signs += _read_exits(view)
     signs += _read_job_exit(view, job)
+    signs += _read_launcher_end(view, job)
     signs += read_flight(view.flight)
     if job is not None and job.state is JobState.OUT_OF_MEMORY:
         signs.append(Sign(kind="host_memory", weight=Weight.MEMORY, text=f"Slurm: job {job.job_id} OUT_OF_MEMORY"))
@@ -112,6 +113,15 @@ def _read_job_exit(view: RunView, job: JobRecord | None) -> Iterator[Sign]:
     lines = _NOT_FOUND.findall(view.log_tail[-MAX_TEXT:])
     if sign is not None:
         yield replace(sign, text=lines[-1].strip()[:300]) if lines else sign
+
+
+def _read_launcher_end(view: RunView, job: JobRecord | None) -> Iterator[Sign]:
+    """A signal that ended the launcher itself: Slurm then ends the nodes' agents, whose SIGTERM explains nothing."""
+    if view.exit is not None or job is None or job.state is not JobState.FAILED or not job.exit_signal:
+        return
+    sign = read_exit(128 + job.exit_signal, "the launcher, on the batch host")
+    if sign is not None:
+        yield replace(sign, weight=min(sign.weight, Weight.KILLED))
 
 
 # ---------------------------------------------------------------- ranking

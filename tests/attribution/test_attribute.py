@@ -372,3 +372,12 @@ def test_no_text_breaks_it(noise: str, parts: list[str]) -> None:
     text = noise.join(parts) + noise
     cause = attribute(RunView(attempt=1, node_reports=(report("n1", text),), log_tail=text), None)
     assert cause.sentence
+
+
+def test_a_launcher_that_was_killed_is_named_and_not_the_agents_that_slurm_ended_after_it() -> None:
+    job = JobRecord(job_id=7, state=JobState.FAILED, raw_state="FAILED", exit_code=0, exit_signal=9)
+    reports = (report("n1", code=143), report("n2", code=143))
+    cause = attribute(RunView(attempt=1, node_reports=reports), job)
+    assert cause.sentence == "the launcher, on the batch host: SIGKILL"
+    assert cause.is_curable
+    assert not cause.blames_node
