@@ -24,7 +24,6 @@ from supervisor.model import (
     LivenessSpec,
     Policy,
     RunSpec,
-    StragglerSpec,
 )
 from supervisor.sbatch_options import option_problem
 from supervisor.tomlfile import (
@@ -219,6 +218,7 @@ def parse_run_file(text: str, *, path: Path) -> RunSpec:
     """
     source = path.name
     raw = load_toml(text, source)
+    _refuse_misplaced(raw, source)
     spec = convert_record(RunSpec, raw, source)
     spec = dataclasses.replace(
         spec,
@@ -233,6 +233,33 @@ def parse_run_file(text: str, *, path: Path) -> RunSpec:
         spec = dataclasses.replace(spec, checkpoint=dataclasses.replace(spec.checkpoint, interval="fixed"))
     refuse_first(source, _run_problems(spec))
     return spec
+
+
+_RENAMED = {
+    ("health", ""): "[health] is called [liveness]",
+    ("restart", "worker_restarts"): "[restart] worker_restarts is gone: in_job = true restarts the training in its job",
+}
+_AT_TOP = ("name", "command", "root", "workdir", "environment")
+
+
+def _refuse_misplaced(raw: Mapping[str, Any], source: str) -> None:
+    """Raise ConfigError for keys of earlier versions, and for those that stand below a section without belonging there.
+
+    In TOML every key below a section is part of it: what is meant for the file must stand above the first one.
+    """
+    tables = {name: table for name, table in raw.items() if isinstance(table, dict)}
+    for (name, key), text in _RENAMED.items():
+        if name in tables and (not key or key in tables[name]):
+            raise ConfigError(f"{source}: {text}")
+    if "environment" in tables:
+        raise ConfigError(
+            f'{source}: environment: a list is expected, environment = ["NAME=text"], above the first [section]'
+        )
+    known = {f.name for f in dataclasses.fields(RunSpec)}
+    for name, table in tables.items():
+        stray = next((key for key in _AT_TOP if key in table), None)
+        if stray is not None and name in known:
+            raise ConfigError(f'{source}: "{stray}" stands below [{name}]; it belongs above the first [section]')
 
 
 def is_fixed_interval(table: Mapping[str, Any]) -> bool:
@@ -390,7 +417,7 @@ def _run_problems(spec: RunSpec) -> Iterator[Problem]:
     )
     yield from _divergence_problems(spec.divergence)
     yield from _liveness_problems(spec.liveness)
-    yield from _straggler_problems(spec.straggler)
+    yield from _straggler_problems(spec)
     yield from container_problems(spec)
 
 
@@ -545,6 +572,13 @@ def _liveness_problems(liveness: LivenessSpec) -> Iterator[Problem]:
         value = getattr(liveness, key)
         yield _is_below(value, above=0), f"[liveness] {key} must be above 0, not {value:g}"
     yield _is_below(liveness.confirm_s), f"[liveness] confirm_s must be 0 or more, not {liveness.confirm_s:g}"
+    yield (
+        0 < liveness.timeout_s < liveness.suspect_after_s and liveness.timeout_s >= 2 * liveness.beat_interval_s,
+        (
+            f"[liveness] timeout_s ({liveness.timeout_s:g}) is less than suspect_after_s "
+            f"({liveness.suspect_after_s:g}): a node would be given up before it is suspected"
+        ),
+    )
     for key in ("suspect_after_s", "timeout_s"):
         value = getattr(liveness, key)
         yield (
@@ -556,8 +590,13 @@ def _liveness_problems(liveness: LivenessSpec) -> Iterator[Problem]:
         )
 
 
-def _straggler_problems(straggler: StragglerSpec) -> Iterator[Problem]:
-    ratio, window = straggler.ratio, straggler.window_steps
+def _straggler_problems(spec: RunSpec) -> Iterator[Problem]:
+    ratio, window, replaces = spec.straggler.ratio, spec.straggler.window_steps, spec.straggler.action == "replace"
+    yield replaces and not spec.nodes.spares, '[straggler] action = "replace" needs a spare: [nodes] spares is 0'
+    yield (
+        replaces and not spec.restart.in_job,
+        '[straggler] action = "replace" needs [restart] in_job = true: a node is replaced inside the job',
+    )
     yield (
         ratio != 0 and ratio < _MIN_STRAGGLER_RATIO,
         f"[straggler] ratio must be 0 (off) or at least {_MIN_STRAGGLER_RATIO:g}, not {ratio:g}",
