@@ -116,6 +116,18 @@ def test_a_record_blames_once_even_while_it_is_read_again() -> None:
     assert not records(again.facts, Interruption)
 
 
+def test_a_node_that_turns_out_to_be_cut_off_is_said_to_be_so_everywhere() -> None:
+    first = plan(launch=report(launch=1), interruptions=(interrupted(),))
+    (row,), memory = records(first.facts, Interruption), node_in(first, "n2")
+    later = interrupted(kind="node_cut_off", cause="n2 is cut off")
+    known = {"interruptions": (row,), "nodes": [memory]}
+    again = plan(attempt_in(first), known=known, launch=report(launch=1), interruptions=(later,))
+    after = node_in(again, "n2")
+    assert after is not None
+    assert (after.verdict, after.reason) == (Verdict.BROKEN, "n2: node_cut_off: n2 is cut off")
+    assert [e.detail for e in records(again.facts, NodeEvent)][-1] == after.reason
+
+
 def test_records_of_starts_that_never_were_count_for_nothing() -> None:
     forged = tuple(interrupted(number, kind="process", nodes=()) for number in range(900))
     made = plan(launch=report(launch=1), interruptions=forged)
