@@ -15,7 +15,6 @@ from slurm.sbatch_options import REQUEUE
 from slurm.types import JobFlag, JobRecord, JobState
 from supervisor.core.divergence import describe_fault, read_fault
 from supervisor.core.launches import HARD_KINDS, REPORT_EVERY_S, is_in_hand, is_most, overdue_s
-from supervisor.core.restarts import STEP_TERMINATED as SIGTERM_EXIT
 from supervisor.core.sight import SECOND_LOOK_S, Sight, is_alive
 from supervisor.core.stalls import judge_stall
 from supervisor.model import (
@@ -26,6 +25,7 @@ from supervisor.model import (
 )
 from trainer import contract
 
+SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
 WORD_WAIT_S = 12.0  # how long a launcher is silent at most before Slurm's word on its job is waited for no more
@@ -363,8 +363,7 @@ def _ended_by_slurm(sight: Sight) -> Ended | None:
         return _crashed(sight, detail, exit_code=job.exit_code, node=None, nodes=nodes[:1])
     if end is AttemptEnd.NODE_FAILED:
         return Ended(end=end, detail=detail, nodes=nodes, evidence=_evidence(sight, detail), exit_code=job.exit_code)
-    code = None if end is AttemptEnd.PREEMPTED else job.exit_code  # 143 with it: not Slurm's word
-    return Ended(end=end, detail=detail, evidence=(detail,), exit_code=code)
+    return Ended(end=end, detail=detail, evidence=(detail,), exit_code=job.exit_code)
 
 
 def _is_step_terminated(sight: Sight) -> bool:
@@ -470,6 +469,13 @@ def awaits_slurm(sight: Sight) -> bool:
     if not _is_of_in_job(sight) or sight.jobs_asked_at is None or quiet_s > WORD_WAIT_S:
         return False
     return (sight.now - sight.jobs_asked_at).total_seconds() > max(0.0, quiet_s - REPORT_EVERY_S)
+
+
+def was_terminated(sight: Sight) -> bool:
+    """The launcher was terminated, and Slurm has not said yet why."""
+    record = sight.view.exit if sight.view is not None else None
+    is_ours = record is not None and record.attempt == sight.attempt.number
+    return is_ours and record is not None and record.exit_code == SIGTERM_EXIT
 
 
 def _is_of_in_job(sight: Sight) -> bool:

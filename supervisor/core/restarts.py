@@ -40,8 +40,6 @@ NODE_ENDS = frozenset({AttemptEnd.NODE_SILENT, AttemptEnd.NODE_FAILED, AttemptEn
 # A script that knows nothing of us may start at 0 each time: without a newer checkpoint its time limit is no success.
 _FREE_ENDS_OF_SCRIPTS = _FREE_ENDS - {AttemptEnd.TIME_LIMIT}
 
-STEP_TERMINATED = 143  # exit code of a `preempted` that only a SIGTERM to the step tells of
-
 REFUSED = "sbatch refused the job"  # begins the reason of a run that it happened to
 
 
@@ -85,22 +83,9 @@ def find_failures(run: Run, attempts: Sequence[Attempt], checkpoints: Sequence[C
             break
         if run.released_at is not None and (attempt.over_at is None or attempt.over_at <= run.released_at):
             break
-        free = _FREE_ENDS if run.script is None else _FREE_ENDS_OF_SCRIPTS
-        if attempt.end not in free or _is_terminated_early(attempt):
+        if attempt.end not in (_FREE_ENDS if run.script is None else _FREE_ENDS_OF_SCRIPTS):
             found.append(attempt)
     return tuple(found)
-
-
-EARLY_S = 300.0
-
-
-def _is_terminated_early(attempt: Attempt) -> bool:
-    """Ended soon by a SIGTERM to its step that Slurm does not call a preemption: its program may do so itself."""
-    if attempt.end is not AttemptEnd.PREEMPTED or attempt.exit_code != STEP_TERMINATED:
-        return False
-    if attempt.started_at is None or attempt.over_at is None:
-        return True
-    return (attempt.over_at - attempt.started_at).total_seconds() < EARLY_S
 
 
 def judge_failures(run: Run, last: Attempt, failures: Sequence[Attempt]) -> Aftermath:

@@ -316,6 +316,13 @@ def test_a_launcher_that_was_terminated_is_explained_by_slurm_before_a_silent_no
     assert end(21.0) is AttemptEnd.NODE_SILENT
 
 
+def test_slurm_is_asked_at_once_why_a_launcher_was_terminated() -> None:
+    terminated = view(exit=exit_record(143), launch=launch(unchanged_s=2.0))
+    made = plan_for(world(attempt()), snapshot(job(), view=terminated))
+    assert made.ask_slurm
+    assert 1 not in attempts_in(made) or not attempt_in(made).is_over
+
+
 def test_a_batch_host_that_is_lost_is_given_up_once_slurm_has_shown_the_job_as_running_since() -> None:
     def end(asked_s: float, quiet_s: float = 5.0) -> AttemptEnd | None:
         asked = Fresh(value={101: job()}, asked_at=ago(asked_s))

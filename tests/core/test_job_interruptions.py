@@ -20,6 +20,7 @@ from supervisor.model import (
 from tests.core.builders import (
     NOW,
     ago,
+    attempt,
     attempt_in,
     attempts_in,
     broken,
@@ -29,6 +30,7 @@ from tests.core.builders import (
     cluster,
     exit_record,
     intents_of,
+    job,
     node,
     node_in,
     over,
@@ -206,6 +208,29 @@ def test_a_recovery_whose_first_step_the_launcher_cannot_see_is_over_and_written
     known = {"interruptions": () if row.caught_up_at else (row,)}  # one that is caught up is loaded no more
     again = plan(after, known=known, **seen)
     assert not again.facts
+
+
+def test_a_start_that_failed_inside_a_job_keeps_where_the_next_one_began() -> None:
+    one = over(1, AttemptEnd.CRASHED, nodes=NODES, launch=1)
+    rows = [
+        Interruption(
+            run="gpt",
+            attempt=1,
+            launch=number,
+            is_in_job=is_in_job,
+            kind="process",
+            cause="x",
+            node=None,
+            is_planned=False,
+            detected_at=ago(90),
+            last_step=6,
+            resume_step=resume_step,
+        )
+        for number, is_in_job, resume_step in ((0, True, 0), (1, False, None))
+    ]
+    second = attempt(2, resume_step=8, stepped_at=ago(5), last_step=9)
+    made = plan_for(world(one, second, interruptions=rows), snapshot(job(2), view=view(2)))
+    assert [(i.resume_step, i.resumed_at) for i in records(made.facts, Interruption)] == [(0, ago(5)), (8, ago(5))]
 
 
 def test_the_end_of_the_attempt_is_an_interruption_of_its_last_start() -> None:

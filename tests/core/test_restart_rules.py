@@ -103,17 +103,6 @@ def test_ends_that_are_nobodys_fault_cost_nothing(end: AttemptEnd) -> None:
     assert count_failures(RUN, [*(over(n, end) for n in range(1, 6)), over(6)], []) == 1
 
 
-def test_a_program_that_terminates_its_own_step_is_bounded_as_any_other_failure() -> None:
-    """Seen: a dozen jobs in a minute, each "preempted". Slurm's own word, and a SIGTERM hours later, are free."""
-    ended = [over(n, AttemptEnd.PREEMPTED, exit_code=143, started_at=ago(70), over_at=ago(60)) for n in (1, 2, 3)]
-    assert after_of(ended[:2]) is None
-    assert next_start_at(RUN.spec.restart, count_failures(RUN, ended[:2], []), ended[1]) == ago(45)
-    assert after_of(ended) is RunState.HELD
-    assert after_of([replace(a, exit_code=None) for a in ended]) is None
-    assert after_of([replace(a, started_at=ago(600)) for a in ended]) is None
-    assert count_failures(RUN, ended, [checkpoint(100, 3)]) == 0
-
-
 def test_starts_inside_a_job_are_counted_by_the_budget() -> None:
     """Seen: a program that fails at once was started nine times, in three jobs."""
     ended = [over(n, launch=2) for n in (1, 2)]

@@ -12,7 +12,7 @@ from supervisor.core import nodes as node_rules
 from supervisor.core.attempts import fold_attempt, last_step_seen
 from supervisor.core.draft import Draft
 from supervisor.core.drills import mark_drill
-from supervisor.core.ends import Ended, awaits_slurm, judge_end
+from supervisor.core.ends import Ended, awaits_slurm, judge_end, was_terminated
 from supervisor.core.identity import find_strays, is_own
 from supervisor.core.reliability import find_resume_step
 from supervisor.core.rules.checkpoints import put_checkpoint
@@ -78,7 +78,7 @@ def judge_attempt(draft: Draft, run: Run) -> None:
     ended = judge_end(sight, is_paused=_gives_nothing_up(draft, run))
     if ended is not None:
         _end_attempt(draft, sight, ended)
-    elif awaits_slurm(sight):
+    elif awaits_slurm(sight) or (was_terminated(sight) and not sight.is_absent):
         draft.ask_slurm()
         draft.wake_within(0.3)
     elif sight.is_absent:
@@ -294,10 +294,16 @@ def learn_resumed(draft: Draft, run: str) -> None:
         if known.attempt >= attempt.number:
             continue
         if after.resumed_at is None:
-            after = replace(after, resumed_at=attempt.stepped_at, resume_step=find_resume_step(attempt))
+            step_of = known.resume_step if _has_own_resume_step(known) else find_resume_step(attempt)
+            after = replace(after, resumed_at=attempt.stepped_at, resume_step=step_of)
             draft.put(after, f"first new step of attempt {attempt.number}")
         if after.caught_up_at is None and step >= (after.last_step or 0):
             draft.put(replace(after, caught_up_at=draft.now), f"step {after.last_step} is reached again")
+
+
+def _has_own_resume_step(known: Interruption) -> bool:
+    """A start that followed inside the job, and failed too, has begun where its launcher says."""
+    return known.is_in_job and known.resume_step is not None
 
 
 def _learn_resumed_inside(draft: Draft, attempt: Attempt, known: Interruption, step: int) -> None:
