@@ -164,7 +164,8 @@ def run_scontrol(*arguments: str) -> str:
 def is_left_alone(text: str) -> bool:
     """True when `scontrol -o show job` says of a job that it runs, and that Slurm does not end it."""
     found = dict(item.split("=", 1) for item in text.split() if "=" in item)
-    return found.get("JobState") == "RUNNING" and found.get("PreemptTime") in ("None", "Unknown", "(null)")
+    # no word of a preemption where none is possible
+    return found.get("JobState") == "RUNNING" and found.get("PreemptTime", "None") == "None"
 
 
 def find_nodes(nodelist: str) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ def test_the_line_in_which_srun_refuses_an_option_is_found() -> None:
     [
         ("JobId=7 JobState=RUNNING Reason=None PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=None", True),
         ("JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-01-01T00:01:00", False),  # with a grace time
+        ("JobId=7 JobName=x JobState=RUNNING Reason=None Requeue=0", True),
         ("JobId=7 JobState=CANCELLED Reason=None PreemptTime=None", False),
         ("JobId=7 JobState=COMPLETING PreemptTime=None", False),
         ("", False),  # it does not answer
