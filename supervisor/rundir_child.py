@@ -227,6 +227,9 @@ def _read_uploads(paths: RunPaths, attempt: int, notes: Notes) -> Iterator[Uploa
 def _read_interruptions(paths: RunPaths, attempt: int, first: int, notes: Notes) -> Iterator[InterruptionRecord]:
     """Records of interrupted starts of the training inside the job, from number `first` on, ascending, some at once."""
     folder = paths.interruption(attempt, 0).parent
+    if folder.is_symlink():
+        notes.add(folder, "is a link")
+        return
     names = (n for n in _list(folder, MAX_NAMES, notes) if _INTERRUPTION_NAME.fullmatch(n))
     numbers = sorted(number for name in names if (number := int(name[:-5])) >= first)
     for launch in numbers[:MAX_INTERRUPTIONS]:

@@ -164,7 +164,8 @@ def _ended_by_launcher(sight: Sight) -> Ended | None:
     ended = _judge_exit(sight, record)
     if ended is None or record.next != "hold":
         return ended
-    return replace(ended, is_curable=False)  # the same start failed again and again inside the job
+    said = ended.detail if _reason(record) in ended.detail else f"{ended.detail} ({_reason(record)})"
+    return replace(ended, detail=said, is_curable=False)  # the same start failed again and again inside the job
 
 
 def _judge_exit(sight: Sight, record: contract.ExitRecord) -> Ended | None:
@@ -304,17 +305,19 @@ def _crashed(
     end = AttemptEnd.NODE_FAILED if is_blamed else AttemptEnd.CRASHED  # the nodes' budget pays for broken hardware
     if cause.kind == "host_memory":
         end = AttemptEnd.HOST_MEMORY
+    is_named = exit_code in _CANNOT_START and cause.kind == "configuration"  # the launcher names the program
     return Ended(
         end=end,
-        detail=cause.sentence,
+        detail=detail if is_named else cause.sentence,
         nodes=(cause.node,) if is_blamed and cause.node else nodes,
         hint=cause.node or node,
-        evidence=(detail, *cause.evidence),
+        evidence=(cause.sentence if is_named else detail, *cause.evidence),
         exit_code=exit_code,
         is_curable=cause.is_curable,
     )
 
 
+_CANNOT_START = frozenset({126, 127})
 _STATE_ENDS: dict[JobState, AttemptEnd] = {
     JobState.COMPLETED: AttemptEnd.FINISHED,
     JobState.CANCELLED: AttemptEnd.CANCELLED,

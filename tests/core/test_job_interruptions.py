@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from slurm.types import NodeBase
+from slurm.types import JobState, NodeBase
 from supervisor.model import (
     AttemptEnd,
+    Cause,
     IntentKind,
     Interruption,
     NodeEvent,
@@ -272,6 +273,40 @@ def test_a_training_that_fails_again_and_again_inside_the_job_is_held() -> None:
     assert after is not None
     assert after.state is RunState.HELD
     assert "step 131 failed 3 times" in after.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("the training step did not start; srun: unrecognized option '--container-image=x'", None),
+        ("step 131 was the last one 3 times in a row", "rank 0: ValueError: bad shape"),
+    ],
+)
+def test_a_run_that_its_launcher_wants_held_is_held_with_its_words_and_the_cause(
+    reason: str, cause: str | None
+) -> None:
+    found: dict[str, Any] = {"causes": {"gpt": Cause(kind="code", sentence=cause)}} if cause is not None else {}
+    ended = view(exit=exit_record(1, reason=reason, next="hold"), launch=report())
+    after = run_in(plan_for(world(trains()), snapshot(job(nodes=NODES), view=ended, **found)))
+    assert after is not None
+    assert after.state is RunState.HELD
+    assert reason in after.reason
+    assert (cause or "") in after.reason
+
+
+def test_a_program_that_cannot_be_started_is_named() -> None:
+    cause = Cause(kind="configuration", sentence="n1: command not found (127)", is_curable=False)
+    ended = view(exit=exit_record(127, reason="on every node: apptainer: not found"), launch=report())
+    made = plan_for(world(trains()), snapshot(job(nodes=NODES), view=ended, causes={"gpt": cause}))
+    assert attempt_in(made).end_detail == "on every node: apptainer: not found"
+
+
+def test_a_failed_start_is_told_though_somebody_ended_the_job_before_the_next_one() -> None:
+    failed = interrupted(0, kind="process", nodes=(), training=())
+    cancelled = job(state=JobState.CANCELLED, nodes=NODES)
+    made = plan(jobs=(cancelled,), launch=report(phase="recovering", why="x"), interruptions=(failed,))
+    assert attempt_in(made).end is AttemptEnd.CANCELLED
+    assert [(i.kind, i.is_planned) for i in records(made.facts, Interruption)] == [("process", False)]
 
 
 def test_a_checkpoint_that_a_later_start_could_not_load_is_the_one_that_is_counted() -> None:

@@ -47,6 +47,18 @@ def test_so_many_at_once_are_read_and_the_oldest_first(reader: RunDirReader, pat
     assert launches(read(reader, paths)) == list(range(MAX_INTERRUPTIONS))
 
 
+def test_a_folder_of_records_that_is_a_link_is_not_followed(
+    reader: RunDirReader, paths: RunPaths, tmp_path: Path
+) -> None:
+    record(paths, 0)
+    folder = paths.interruption(1, 0).parent
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    view = read(reader, paths)
+    assert launches(view) == []
+    assert view.unreadable == ("attempts/1/interruptions: is a link",)
+
+
 @pytest.mark.parametrize("name", ["00.json", "-1.json", "1e3.json", "12345678.json", ".0.json.tmp", "\u0661.json"])
 def test_other_names_are_no_records(reader: RunDirReader, paths: RunPaths, name: str) -> None:
     record(paths, 0).rename(paths.interruption(1, 0).with_name(name))

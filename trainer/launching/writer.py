@@ -34,6 +34,7 @@ class Writer(threading.Thread):
         self._report: LaunchReport | None = None
         self._timing: list[str] = []
         self._interruptions: dict[int, InterruptionRecord] = {}
+        self._unwritten: dict[int, InterruptionRecord] = {}  # tried again with the next report; the thread's own
         self._exit: ExitRecord | None = None
         self._said: set[str] = set()
 
@@ -71,23 +72,32 @@ class Writer(threading.Thread):
                     self._changed.wait()
                 report, self._report = self._report, None
                 timing, self._timing = self._timing, []
-                interruptions, self._interruptions = self._interruptions, {}
+                interruptions, self._interruptions = {**self._unwritten, **self._interruptions}, {}
                 record = self._exit
             if timing:
                 self._append("".join(timing))
-            for launch, interruption in interruptions.items():
-                self._publish(f"interruptions/{launch}.json", interruption)
+            self._unwritten = {
+                launch: interruption
+                for launch, interruption in interruptions.items()
+                if not self._publish(f"interruptions/{launch}.json", interruption)
+            }
             if report is not None:
                 self._publish("launch.json", report)
             if record is not None:
                 self._publish("exit.json", record)
                 return
 
-    def _publish(self, name: str, record: object) -> None:
+    def _publish(self, name: str, record: object) -> bool:
+        path = self._attempt_dir / name
+        if path.parent != self._attempt_dir and path.parent.is_symlink():
+            self._complain(name, OSError(f"{path.parent.name} is a link"))
+            return False
         try:
-            contract.write_json(self._attempt_dir / name, record)
+            contract.write_json(path, record)
         except (OSError, ValueError) as error:
             self._complain(name, error)
+            return False
+        return True
 
     def _append(self, text: str) -> None:
         try:

@@ -223,9 +223,10 @@ def _end_attempt(draft: Draft, sight: Sight, ended: Ended) -> None:
 
 
 def _put_interruption(draft: Draft, over: Attempt, launch: int, ended: Ended, evidence: tuple[str, ...]) -> None:
-    was_counted = any(
-        i.is_planned for i in draft.interruptions(over.run) if (i.attempt, i.launch) == (over.number, launch)
-    )
+    known = next((i for i in draft.interruptions(over.run) if (i.attempt, i.launch) == (over.number, launch)), None)
+    was_counted = known is not None and known.is_planned
+    if known is not None and ended.end in PLANNED_ENDS and not known.is_planned:
+        return  # the start had failed before somebody ended the attempt: the failure is what is told
     found = Interruption(
         run=over.run,
         attempt=over.number,
