@@ -29,6 +29,7 @@ SIGTERM_EXIT = 143
 SILENCE_WAIT_S = 8.0  # how long a second sign is waited for when the launcher gave up a silent node
 SIGTERM_WAIT_S = 20.0  # how long Slurm's own word for a terminated job is waited for
 WORD_WAIT_S = 12.0  # how long a launcher is silent at most before Slurm's word on its job is waited for no more
+COMPLETING_WAIT_S = 900.0  # above the usual SlurmdTimeout, after which a completing job shows how it ended
 FOLDER_WAIT_S = 60.0
 ACCOUNTING_LAG_S = 60.0  # how long accounting may be behind on the end of a job that the controller has forgotten
 
@@ -459,19 +460,34 @@ def _evidence(sight: Sight, *first: str) -> tuple[str, ...]:
 def awaits_slurm(sight: Sight) -> bool:
     """A node seems lost, and Slurm has not said since that the job goes on: a person may have cancelled it just now.
 
-    Its word is waited for, for a while: at most SIGTERM_WAIT_S where the launcher was terminated, WORD_WAIT_S else.
+    Its word is waited for, for a while: at most SIGTERM_WAIT_S where the launcher was terminated, WORD_WAIT_S else; of
+    a job that completes, longer: nobody else ends a job whose nodes are all up to Slurm.
     """
     if not (sight.silent or sight.failed_by_slurm) or not sight.jobs_are_fresh or sight.is_absent:
         return False
     view = sight.view
     quiet_s = view.launch.unchanged_s if view is not None and view.launch is not None else None
-    if quiet_s is None or (sight.job is not None and sight.job.is_ended):
+    if quiet_s is None:
         return False
+    if sight.job is not None and sight.job.is_ended:
+        has_spoken = view is not None and view.exit is not None and not was_terminated(sight)
+        is_explained = bool(sight.failed_by_slurm) and not was_terminated(sight)
+        return _hides_its_end(sight) and not has_spoken and not is_explained
     if view is not None and view.exit is not None and view.exit.attempt == sight.attempt.number:
         return view.exit.exit_code == SIGTERM_EXIT and quiet_s < SIGTERM_WAIT_S
     if not _is_of_in_job(sight) or sight.jobs_asked_at is None or quiet_s > WORD_WAIT_S:
         return False
     return (sight.now - sight.jobs_asked_at).total_seconds() > max(0.0, quiet_s - REPORT_EVERY_S)
+
+
+def _hides_its_end(sight: Sight) -> bool:
+    """While a job completes squeue shows that in place of how it ended: with a node that is lost, until that is DOWN.
+
+    Not for ever: processes that can't be killed hold a job in that state.
+    """
+    launch = sight.view.launch if sight.view is not None else None
+    is_hidden = sight.job is not None and sight.job.is_ended and sight.job.state is None
+    return is_hidden and launch is not None and launch.unchanged_s < COMPLETING_WAIT_S
 
 
 def was_terminated(sight: Sight) -> bool:
@@ -515,7 +531,7 @@ def _terminated(sight: Sight) -> Ended | None:
     if sight.job is not None and not sight.job.is_ended:
         return None  # exit 143 with a running job: Slurm's word is on its way
     waited = sight.view.launch.unchanged_s if sight.view is not None and sight.view.launch is not None else 0.0
-    if waited < SIGTERM_WAIT_S:
+    if waited < SIGTERM_WAIT_S or _hides_its_end(sight):
         return None
     if _is_step_terminated(sight):
         return _preempted("terminated")

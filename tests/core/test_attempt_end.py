@@ -323,6 +323,25 @@ def test_slurm_is_asked_at_once_why_a_launcher_was_terminated() -> None:
     assert 1 not in attempts_in(made) or not attempt_in(made).is_over
 
 
+COMPLETING = job(state=None, raw_state="COMPLETING", flags=frozenset({JobFlag.COMPLETING}))
+
+
+@pytest.mark.parametrize("has_spoken", [True, False])
+def test_a_job_that_completes_shows_how_it_ended_only_when_slurm_has_let_go_of_the_lost_node(has_spoken: bool) -> None:
+    """Seen on a real cluster: squeue says COMPLETING until SlurmdTimeout, minutes after scancel."""
+
+    def end(quiet_s: float, **parts: Any) -> AttemptEnd | None:
+        seen = view(exit=exit_record(143) if has_spoken else None, launch=launch(unchanged_s=quiet_s))
+        return end_of(judge_end(sight(attempt(), parts.pop("of_slurm", COMPLETING), view=seen, **parts)))
+
+    assert end(5.0, silent=SILENT_N2) is None
+    assert end(300.0, silent=SILENT_N2) is None
+    assert end(301.0, silent=SILENT_N2, of_slurm=job(state=JobState.CANCELLED)) is AttemptEnd.CANCELLED
+    assert end(1000.0, silent=SILENT_N2) is AttemptEnd.NODE_SILENT
+    expected = None if has_spoken else AttemptEnd.NODE_FAILED  # of a host that is DOWN nobody else need speak
+    assert end(5.0, failed_by_slurm=SILENT_N2) is expected
+
+
 def test_a_batch_host_that_is_lost_is_given_up_once_slurm_has_shown_the_job_as_running_since() -> None:
     def end(asked_s: float, quiet_s: float = 5.0) -> AttemptEnd | None:
         asked = Fresh(value={101: job()}, asked_at=ago(asked_s))

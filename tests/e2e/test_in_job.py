@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from datetime import UTC, datetime
 
 import pytest
 
-from supervisor.model import AttemptState, Interruption
+from supervisor.model import AttemptEnd, AttemptState, Interruption
 from tests.e2e.conftest import OpenStage
 from tests.e2e.stage import Stage
 
@@ -49,6 +50,19 @@ def test_a_lost_node_is_replaced_inside_the_job_and_a_lost_batch_host_by_the_nex
     assert not {host, lost} & {*second.nodes}
     assert stage.attempt(1).state is AttemptState.OVER
     assert [(i.attempt, i.launch, i.node) for i in stage.interruptions()] == [(1, 0, lost), (1, 1, host)]
+
+
+def test_a_person_who_cancels_the_job_just_after_a_node_was_lost_is_obeyed(open_stage: OpenStage) -> None:
+    stage = open_stage(nodes=4)
+    stage.submit("r", minimum=2, maximum=2, spares=1, in_job=True)
+    first = stage.wait("the training nodes", lambda: a if (a := stage.attempt(1)).training else None)
+    stage.await_step(1)
+    stage.sandbox.power_cut(first.training[1])
+    time.sleep(0.7)  # before the launcher has done anything about it
+    stage.sandbox.run("scancel", str(first.job_id))
+    held = stage.await_state("held", limit_s=60)  # squeue says COMPLETING until the node is DOWN
+    assert "cancelled" in held.reason
+    assert [a.end for a in stage.attempts()] == [AttemptEnd.CANCELLED]
 
 
 def find_resumed(stage: Stage, attempt: int) -> Interruption | None:
