@@ -26,7 +26,7 @@ from bench.stage import BenchFailed, Service, Stage, open_stage, wait_for
 from slurm.sandbox import SandboxUnavailable
 from trainer.history import StepRecord
 
-PAIRS = 16
+PAIRS = 12
 RANKS = 2
 AGENTS = 256
 
