@@ -109,6 +109,14 @@ def test_its_link_follows_the_newest_checkpoint_while_it_waits() -> None:
     assert [(i.text, i.step) for i in links(plan)] == [("/c/200", 200)]
 
 
+def test_its_link_does_not_move_to_what_its_job_may_have_made_since_slurm_last_said_that_it_waits() -> None:
+    known = (saved(100), saved(200, first_seen_at=NOW + timedelta(seconds=1)))
+    waiting = queued(resume_path="/c/100", resume_step=100)
+    plan = plan_for(scene(ENDED, waiting, known=known), seen(behind(), known=known))
+    assert links(plan) == ()
+    assert {f.record.state for f in plan.facts if isinstance(f.record, Attempt)} <= {AttemptState.AHEAD}
+
+
 def test_its_link_stays_as_it_is_once_its_job_has_begun() -> None:
     """It may have read the link already."""
     known = (saved(100), saved(200))

@@ -21,8 +21,18 @@ from trainer.agent.workers import choose_first
 WAYS = ["direct", pytest.param("warm", marks=pytest.mark.torch)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _as_slurm_starts_them() -> Iterator[None]:
+    """Tests that run in the background of a shell inherit signals that are ignored; an agent in a job does not."""
+    wanted = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL}
+    before = {number: signal.signal(number, action) for number, action in wanted.items()}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
+
+
 @pytest.fixture(scope="module")
-def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Agent]]:
+def agents(tmp_path_factory: pytest.TempPathFactory, _as_slurm_starts_them: None) -> Iterator[dict[str, Agent]]:
     """One agent for each way, shared: a prepared interpreter serves many starts."""
     opened: dict[str, Agent] = {}
     yield opened

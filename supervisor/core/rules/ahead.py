@@ -108,6 +108,8 @@ def point(draft: Draft, name: str) -> None:
     path = checkpoint_rules.resume_path(run.spec.run_dir, resume)
     if resume.is_lost or (ahead.resume_path and not path):
         _end(draft, ahead, resume.why if resume.is_lost else "the checkpoint that it would begin from is gone")
+    elif path != ahead.resume_path and _may_be_its_own(draft, resume):
+        draft.ask_slurm()
     elif path != ahead.resume_path:
         draft.intend(
             Intent(
@@ -120,6 +122,14 @@ def point(draft: Draft, name: str) -> None:
                 step=resume.step,
             )
         )
+
+
+def _may_be_its_own(draft: Draft, resume: checkpoint_rules.ResumePoint) -> bool:
+    """True for a checkpoint that is newer than Slurm's word that the job waits: the job may have begun and made it."""
+    if resume.checkpoint is None:
+        return False
+    jobs = draft.snapshot.jobs
+    return not isinstance(jobs, Fresh) or jobs.asked_at < resume.checkpoint.first_seen_at
 
 
 def _has_movable_link(ahead: Attempt) -> bool:
