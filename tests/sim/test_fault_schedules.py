@@ -19,7 +19,7 @@ from supervisor.model import RunState
 from tests.sim.schedule import draw_schedule
 from tests.sim.simulation import Simulation
 
-SCHEDULES = 500
+SCHEDULES = 300
 BLOCKS = 10
 
 
