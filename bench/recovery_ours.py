@@ -22,6 +22,7 @@ from trainer import contract
 from trainer.contract import InterruptionRecord, LaunchReport, RunPaths
 
 _START_LIMIT_S = 120.0
+_NEXT_LOOK_S = 16.0  # the service asks Slurm of nodes that are idle every 15 s
 _LIMIT_S = 120.0
 _PREPARED_S = 4.0  # until every node has its prepared interpreter, after the first step
 
@@ -203,6 +204,8 @@ def cut_batch_host(
             for name in others:
                 stage.slurm("scontrol", "update", f"nodename={name}", "state=resume")
     _bring_back(stage, service, node)
+    if is_alone:
+        time.sleep(_NEXT_LOOK_S)  # the next run would else begin without them, and could not lose one
 
 
 def _bring_back(stage: Stage, service: Service, node: str) -> None:
