@@ -24,8 +24,8 @@ WAYS = ["direct", pytest.param("warm", marks=pytest.mark.torch)]
 @pytest.fixture(scope="module", autouse=True)
 def _as_slurm_starts_them() -> Iterator[None]:
     """Tests that run in the background of a shell inherit signals that are ignored; an agent in a job does not."""
-    wanted = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL}
-    before = {number: signal.signal(number, action) for number, action in wanted.items()}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, action in before.items():
         signal.signal(number, action)
