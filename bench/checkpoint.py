@@ -12,14 +12,13 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.checkpoint_ranks import run_ranks
 from bench.checkpoint_verify import measure_verify
-from bench.report import RESULTS, describe_machine, finish, render_table, say
+from bench.report import RESULTS, Target, describe_machine, finish, render_table, say
 from bench.stage import BenchFailed
 
 WORLD = 2
@@ -44,23 +43,6 @@ DEFINITIONS = {
     "by dcp.save, neither in the page cache; the worse of 4 to 2 and 2 to 4 ranks",
     "copy_...": "the same with staging by a copy alone: what machines without userfaultfd get",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A bound of one number: of the result, or of each size in it."""
-
-    key: str
-    what: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def is_met(self, value: float) -> bool:
-        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
-
-    @property
-    def bound(self) -> str:
-        return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
 
 OF_EACH_SIZE = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.gap import IN_JOB, NEW_JOB, Gap
-from bench.report import median, render_table, say, show
+from bench.report import Target, median, render_table, say, show
 
 WAYS = {
     "spare": "supervisor, a spare takes its place",
@@ -45,23 +45,6 @@ DEFINITIONS = {
     "overhead_percent": "step time under agents and launcher over that of the same ranks bare, minus one, percent",
     "fleet_percent": "CPU of one launcher with 256 agents that beat, percent of a core",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A bound of one number of the result."""
-
-    key: str
-    what: str
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def is_met(self, value: float) -> bool:
-        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
-
-    @property
-    def bound(self) -> str:
-        return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
 
 TARGETS = (

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,23 @@ from slurm.sandbox.installed import find_tool
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "submitit", "pyslurm", "sqlite-utils", "structlog")
 _STARTED = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A bound of one number of the result."""
+
+    key: str
+    what: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
+
+    @property
+    def bound(self) -> str:
+        return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
 
 def describe_machine() -> dict[str, Any]:

@@ -11,7 +11,6 @@ from bench.checkpoint import (
     OF_EACH_SIZE,
     OF_THE_WHOLE,
     REPEATS,
-    Target,
     judge,
     rate_restores,
     rate_size,
@@ -19,6 +18,7 @@ from bench.checkpoint import (
     rate_verify,
 )
 from bench.checkpoint_verify import find_files, forget, read_plainly
+from bench.report import Target
 
 
 def bound(target: Target) -> float:

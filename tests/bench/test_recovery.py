@@ -11,7 +11,8 @@ from bench import recovery_peers
 from bench.gap import Gap
 from bench.overhead import rate_steps, step_s
 from bench.recovery_peers import Turns
-from bench.recovery_result import TARGETS, Findings, Recovery, Target, judge, median_parts, rate
+from bench.recovery_result import TARGETS, Findings, Recovery, judge, median_parts, rate
+from bench.report import Target
 from bench.stage import BenchFailed
 from trainer.history import StepRecord
 

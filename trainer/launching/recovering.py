@@ -54,6 +54,7 @@ class Recovery:
         self._attempt_dir = attempt_dir
         self._fleet = fleet
         self._files = files
+        files.look_soon()  # the service may have told of a newer checkpoint since the last look
         self._limits = limits
         self._hang = hang if finding.kind == "hang" else None
         self._settle = settle
