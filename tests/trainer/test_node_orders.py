@@ -61,7 +61,7 @@ def test_late_orders_of_an_older_start_count_for_nothing(node: Commander, tmp_pa
     node.await_said("evidence", launch=3)  # all of them have been seen by now
     assert node.is_alive(rank)
     assert node.said("stopped") == []
-    assert len(node.said("checked")) == 1
+    assert {said["launch"] for said in node.said("checked")} == {0}  # maybe twice: as it connects, all is said again
 
 
 def test_a_start_that_was_stopped_is_not_begun_by_a_late_go(node: Commander, tmp_path: Path) -> None:
