@@ -69,6 +69,10 @@ class Agent:
         """The processes of the ranks, once all are there."""
         return {int(rank): pid for rank, pid in self.ask(do="pids").items()}
 
+    def settle(self) -> None:
+        """Tell that the ranks are past their start."""
+        self.ask(do="settle")
+
     def kept(self) -> set[int]:
         """What is prepared for the next start."""
         return set(self.ask(do="kept"))
@@ -193,6 +197,9 @@ def _do(workers: Workers, order: Mapping[str, Any]) -> Any:
         while (end := workers.poll()) is None and time.monotonic() < deadline:
             time.sleep(0.002)
         return dataclasses.asdict(end) if end is not None else None
+    if order["do"] == "settle":
+        workers.settle()
+        return None
     if order["do"] == "pids":
         while not workers.pids() and workers.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from trainer.agent.workers import WorkersEnd
 from trainer.container import IMAGE_PYTHON
 from trainer.contract import AttemptSpec, RunPaths
 from trainer.descendants import signal_ranks
+
+_SETTLED_S = 60.0  # a start takes no longer, mostly; who tells of no step may be stepping by now
 
 
 class Training:
@@ -50,6 +53,8 @@ class Training:
         self._requests: dict[int, int] = {}  # signals that the training is to get, by the launcher's count
         self._told: dict[int, set[int]] = {}  # who has had each of them
         self._untold: set[int] = set()
+        self._has_settled = False
+        self._started_at = 0.0
         self.place: Place | None = None  # of the newest start
         self.is_running = False
         first = Place(
@@ -83,6 +88,7 @@ class Training:
                 self._say(line)
         self.place, self.is_running, self._watched = place, True, frozenset()
         self._untold, self._told = set(self._requests), {count: set() for count in self._requests}  # new processes
+        self._has_settled, self._started_at = False, time.monotonic()
         self._desk.begin(place.launch)
         self._make_folder(RunPaths(self._run_dir).evidence(self._spec.attempt, place.launch))
         self._workers.start(place, self._program(place), self.environment(place))
@@ -113,6 +119,7 @@ class Training:
         if end is None:
             self._watch()
             self._pass_requests_on()
+            self._settle()
         return end
 
     def stop(self, grace_s: float) -> list[int]:
@@ -173,6 +180,18 @@ class Training:
         if frozenset(pids.values()) != self._watched:
             self._watched = frozenset(pids.values())
             self._desk.watch(pids, self._log_dir)
+
+    def _settle(self) -> None:
+        """Once the training steps, or has run for long, let what would have been in its way be prepared.
+
+        On the first node only: there the ranks meet.
+        """
+        if self._has_settled or self.place is None or self.place.rank != 0:
+            return
+        has_run_long = time.monotonic() - self._started_at > _SETTLED_S
+        if has_run_long or any(state.get("phase") == "step" for state in self._desk.states()):
+            self._has_settled = True
+            self._workers.settle()
 
     def _pass_requests_on(self) -> None:
         if not self._untold:

@@ -14,7 +14,7 @@ from trainer.contract import AttemptSpec
 
 
 def refuse_warm(spec: AttemptSpec, program: Program) -> str:
-    """Why ranks of this attempt can't be forked from a prepared interpreter; empty when they can."""
+    """Why nothing can be prepared in an interpreter beside this attempt's ranks; empty when it can."""
     if spec.command_prefix or spec.srun_options:
         return "the ranks run in a container"
     if not is_python(program):
@@ -47,9 +47,9 @@ def create_workers(
     )
     if spec.worker_start == "torchrun":
         return TorchrunWorkers(setting, program, environment, local_addr=local_addr)
-    if spec.worker_start != "warm":
-        return DirectWorkers(setting)
-    if refusal := refuse_warm(spec, program):
-        say(f"no warm start: {refusal}; fresh processes are started")
-        return DirectWorkers(setting)
+    refusal = refuse_warm(spec, program)
+    if spec.worker_start != "warm" or refusal:
+        if spec.worker_start == "warm":
+            say(f"no warm start: {refusal}; fresh processes are started")
+        return DirectWorkers(setting, program, environment, can_serve=not refusal)
     return WarmWorkers(setting, program, environment)

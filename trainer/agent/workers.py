@@ -49,6 +49,10 @@ class Workers(Protocol):
         """Do what a start needs ahead of it. Returns at once."""
         ...
 
+    def settle(self) -> None:
+        """The ranks are past their start: what would have been in their way may be prepared. Returns at once."""
+        ...
+
     def start(self, place: Place, program: Program, environment: Mapping[str, str]) -> None:
         """Start every rank. Returns at once; what goes wrong is told by `poll`."""
         ...

@@ -9,12 +9,15 @@ import socket
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import BinaryIO
 
 from trainer.agent.place import Place
 from trainer.agent.program import Program
 from trainer.agent.rank_processes import RankProcesses, make_log_folder, port_taken
+from trainer.agent.store import PreparedStore
 from trainer.agent.workers import START_FAILED, RankStart, Setting, WorkersEnd, plan_ranks
+from trainer.descendants import kill_descendants
 from trainer.verdict import EXIT_MISCONFIGURED, EXIT_NOT_STARTED
 
 _PR_SET_PDEATHSIG = 1
@@ -25,20 +28,34 @@ class DirectWorkers:
 
     opens_port = False
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, program: Program, environment: Mapping[str, str], *, can_serve: bool) -> None:
+        """`can_serve`: a store for the ranks can be served beside them, under the program's own Python."""
         self._setting = setting
+        self._program = program
+        self._environment = environment
+        self._store = PreparedStore() if can_serve else None
         self._processes: RankProcesses | None = None
 
     def prepare(self) -> None:
-        """Nothing can be done ahead."""
+        """Nothing: what is prepared now would be in the way of the ranks."""
+
+    def settle(self) -> None:
+        """Have a store at hand for the next start."""
+        if self._store is not None:
+            self._store.prepare(self._environment.get("PYTHON_EXEC") or self._program.python, self._environment)
 
     def start(self, place: Place, program: Program, environment: Mapping[str, str]) -> None:
         """Start every rank, rank 0 first: the others look for it."""
+        self._program, self._environment = program, environment
+        self._end_store()
         plan = plan_start(self._setting, place, program, environment)
         self._processes = plan.processes
+        store = self._serve(place) if plan.ranks and place.rank == 0 else None
+        if store is not None:
+            self._processes.add({}, store)
         for rank in plan.ranks:
             try:
-                self._processes.add({rank.local_rank: spawn(rank)})
+                self._processes.add({rank.local_rank: spawn(rank if store is None else meeting_elsewhere(rank))})
             except OSError as error:
                 self._processes.fail(not_started(rank.command[0], error))
                 return
@@ -52,16 +69,34 @@ class DirectWorkers:
         return self._processes.pids() if self._processes is not None else {}
 
     def kept(self) -> frozenset[int]:
-        """Nothing is prepared."""
-        return frozenset()
+        """What serves stores, and the store of ranks of which only others may still run."""
+        own = frozenset() if self._store is None else self._store.pids()
+        return own if self._processes is None else own | self._processes.store()
 
     def stop(self, grace_s: float) -> list[int]:
         """See `Workers`."""
-        return self._processes.stop(grace_s, self._setting.others()) if self._processes is not None else []
+        if self._processes is None:
+            return []
+        return self._processes.stop(grace_s, {*self._setting.others(), *self.kept()})
 
     def close(self) -> None:
-        """End the ranks that still run."""
+        """End the ranks that still run, and their store."""
+        if self._store is not None:
+            self._store.close()
+        self._end_store()
         self.stop(0.0)
+
+    def _serve(self, place: Place) -> int | None:
+        if self._store is None:
+            return None
+        store = self._store.serve(place.master_port)
+        if store is None:  # a store that came too late would be in rank 0's way
+            kill_descendants(kept={*self._setting.others(), *self.kept()})
+        return store
+
+    def _end_store(self) -> None:
+        if self._processes is not None:
+            self._processes.end_store()
 
 
 class Plan:
@@ -90,6 +125,11 @@ def _refused(place: Place, end: WorkersEnd) -> Plan:
     processes = RankProcesses(place, [])
     processes.fail(end)
     return Plan([], processes)
+
+
+def meeting_elsewhere(rank: RankStart) -> RankStart:
+    """The same rank, for a store that is there already: rank 0 then opens none."""
+    return replace(rank, environment={**rank.environment, "TORCHELASTIC_USE_AGENT_STORE": "True"})
 
 
 def not_started(program: str, error: OSError) -> WorkersEnd:

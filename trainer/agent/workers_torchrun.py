@@ -133,6 +133,9 @@ class TorchrunWorkers:
             with contextlib.suppress(OSError):  # told when it is to start
                 self._next = Runner(self._command(self._program), self._environment)
 
+    def settle(self) -> None:
+        """All of it is prepared ahead."""
+
     def start(self, place: Place, program: Program, environment: Mapping[str, str]) -> None:
         """Start the ranks: with the torchrun that is prepared, if it was for this program."""
         self._place, self._failure, self._end = place, {}, None

@@ -45,6 +45,9 @@ class WarmWorkers:
         """Begin to import torch, unless that is done or under way."""
         self._look_after(self._environment)
 
+    def settle(self) -> None:
+        """All of it is prepared ahead."""
+
     def start(self, place: Place, program: Program, environment: Mapping[str, str]) -> None:
         """Fork every rank, as soon as torch is imported."""
         self._program, self._environment = program, environment
