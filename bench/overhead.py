@@ -1,24 +1,31 @@
 """`make bench-overhead`: what agents and launcher cost a training, and what 256 agents cost one launcher.
 
-The same two ranks on the same two nodes, once under agents and launcher, once started bare by srun: both trainings run
-in the same sandbox, and Slurm suspends one of them in turns, so that both meet the same machine. A pair of turns gives
-one ratio of median step times; the median of the pairs counts. Ends with 1 when a target is missed, and says which.
+Two ranks on two nodes train in a real Slurm sandbox, and agents and launcher are stopped (SIGSTOP) and go on again in
+turns of three seconds, which is no silence yet to any of them: the same processes, with and without what is around
+them. A pair of turns gives one ratio of mean step times; the median of the pairs counts, and how sure it is stands
+beside it. `whole_percent` is the same training started bare by srun beside it, the two suspended in turns: what the
+ranks themselves do for their agent is in it too, and where each process lies in memory, which is a matter of a percent.
+Ends with 1 when a target is missed, and says which.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.fleet import measure_fleet
 from bench.gap import read_step_logs
+from bench.overhead_training import NO_SAVES_S
 from bench.peers import submit_bare
 from bench.recovery_result import TARGETS, judge
 from bench.report import describe_machine, finish, say
@@ -26,19 +33,19 @@ from bench.stage import BenchFailed, Service, Stage, open_stage, wait_for
 from slurm.sandbox import SandboxUnavailable
 from trainer.history import StepRecord
 
-PAIRS = 12
+PAIRS = 48  # of turns with and without agents and launcher
+WHOLE_PAIRS = 10  # of turns of ours and of bare ranks
 RANKS = 2
 AGENTS = 256
 
-_TURN_S = 4.0
-_SETTLE_S = 1.5  # after a suspension: what was missed meanwhile is caught up with
-_BLOCK = 5  # steps that are taken together: the log tells milliseconds
-_BLOCKS_AT_LEAST = 3  # of a turn that counts
+_TURN_S = 2.7
+_SETTLE_S = 0.3  # after agents and launcher were stopped or went on
+_WHOLE_TURN_S = 4.0
+_WHOLE_SETTLE_S = 1.5  # after a suspension: what was missed meanwhile is caught up with
+_AFTER_START_S = 6.0  # what is done once, such as preparing the next start, is over
+_STEPS_AT_LEAST = 10  # of a turn that counts
 _START_LIMIT_S = 120.0
-
-# No pauses and no saves: every millisecond that is taken away shows.
-_TRAINING = ("-m", "trainer.example.train", "--steps", "10000000", "--seed", "7")
-_NO_SAVES_S = 36000
+_TRAINING = (str(Path(__file__).parent / "overhead_training.py"),)
 _RUN_FILE = """name = "overhead"
 command = [{command}]
 root = "{root}"
@@ -52,7 +59,7 @@ every_s = {every_s}
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=PAIRS, help="turns of each of the two trainings")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="turns with and without agents and launcher")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # cluster and daemon are taken down on the way out
     machine = describe_machine()
@@ -77,7 +84,9 @@ def measure_overhead(stage: Stage, service: Service, pairs: int = PAIRS) -> dict
     return {**steps, **fleet}
 
 
-# ---------------------------------------------------------------- two trainings in turns
+# ---------------------------------------------------------------- trainings and their turns
+
+Windows = dict[str, list[tuple[float, float]]]  # (from, to) of each turn
 
 
 def _measure_steps(stage: Stage, service: Service, pairs: int) -> dict[str, Any]:
@@ -85,43 +94,92 @@ def _measure_steps(stage: Stage, service: Service, pairs: int) -> dict[str, Any]
     root.mkdir()
     run_file = stage.directory / "overhead.toml"
     command = ", ".join(f'"{word}"' for word in _TRAINING)
-    run_file.write_text(_RUN_FILE.format(command=command, root=root, ranks=RANKS, every_s=_NO_SAVES_S))
-    bare = submit_bare(stage, bare_dir, _TRAINING, nodes=RANKS)
+    run_file.write_text(_RUN_FILE.format(command=command, root=root, ranks=RANKS, every_s=NO_SAVES_S))
+    run_dir = root / "overhead"
     service.command("submit", str(run_file))
+    bare: int | None = None
     try:
-        for what, folder in (("bare", bare_dir), ("ours", root / "overhead")):
-            wait_for(f"the first step, {what}", partial(_has_stepped, folder), _START_LIMIT_S)
+        wait_for("the first step", partial(_has_stepped, run_dir), _START_LIMIT_S)
+        time.sleep(_AFTER_START_S)
         ours = service.attempts("overhead")[-1].job_id or 0
-        windows = _take_turns(stage, {"bare": bare, "ours": ours}, pairs)
-        if len(service.attempts("overhead")) > 1:
+        alone = _stop_and_go(_find_around(stage, service.attempts("overhead")[-1].nodes), pairs)
+        say("steps with and without agents and launcher are measured")
+        stage.slurm("scontrol", "suspend", str(ours))
+        bare = submit_bare(stage, bare_dir, _TRAINING, nodes=RANKS)
+        wait_for("the first step, bare", partial(_has_stepped, bare_dir), _START_LIMIT_S)
+        stage.slurm("scontrol", "suspend", str(bare))
+        whole = _take_turns(stage, {"bare": bare, "ours": ours})
+        if len(service.attempts("overhead")) > 1 or any(run_dir.glob("attempts/*/interruptions/*.json")):
             raise BenchFailed("the training was interrupted while its overhead was measured")
     finally:
         service.command("stop", "overhead")
-        stage.sandbox.run("scancel", str(bare))
-    say("steps are measured")
-    logs = {"bare": _records(bare_dir), "ours": _records(root / "overhead")}
-    return rate_steps({name: [step_s(logs[name], *w) for w in windows[name]] for name in windows})
+        if bare is not None:
+            stage.sandbox.run("scancel", str(bare))
+    say("steps beside bare ranks are measured")
+    bare_log, our_log = _records(bare_dir), _records(run_dir)
+    around = rate_steps(_steps(our_log, alone["without"]), _steps(our_log, alone["with"]))
+    beside = rate_steps(_steps(bare_log, whole["bare"]), _steps(our_log, whole["ours"]))
+    return {
+        "overhead_percent": around["percent"],
+        "overhead": around,
+        "whole_percent": beside["percent"],
+        "whole": beside,
+    }
+
+
+def _find_around(stage: Stage, nodes: Sequence[str]) -> list[int]:
+    """The processes of a training's nodes that are agents, launcher, or kept by them."""
+    found = [pid for node in nodes for pid in stage.sandbox.node_pids(node) if _is_around(pid)]
+    if len(found) <= len(nodes):
+        raise BenchFailed(f"no launcher and {len(nodes)} agents among the processes of {', '.join(nodes)}")
+    return found
+
+
+def _is_around(pid: int) -> bool:
+    with suppress(OSError):
+        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+        return b"trainer.node" in words or b"trainer.launch" in words or words[0] == b"srun"
+    return False
+
+
+def _stop_and_go(around: Sequence[int], pairs: int) -> Windows:
+    windows: Windows = {"with": [], "without": []}
+    try:
+        for number in range(pairs):
+            for name in ("with", "without") if number % 2 else ("without", "with"):  # a drift hits both
+                _signal(around, signal.SIGCONT if name == "with" else signal.SIGSTOP)
+                windows[name].append(_window(_SETTLE_S, _TURN_S))
+                _signal(around, signal.SIGCONT)
+    finally:
+        _signal(around, signal.SIGCONT)
+    return windows
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def _window(settle_s: float, turn_s: float) -> tuple[float, float]:
+    time.sleep(settle_s)
+    began = time.time()
+    time.sleep(turn_s)
+    return began, time.time()
 
 
 def _has_stepped(run_dir: Path) -> bool:
     return any(read_step_logs(run_dir))
 
 
-def _take_turns(stage: Stage, jobs: dict[str, int], pairs: int) -> dict[str, list[tuple[float, float]]]:
-    """(from, to) of each turn of each training, by name."""
-    windows: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
-    stage.slurm("scontrol", "suspend", str(jobs["ours"]))
-    stage.slurm("scontrol", "suspend", str(jobs["bare"]))
-    for number in range(pairs):
-        order = ("bare", "ours") if number % 2 else ("ours", "bare")  # a drift of the machine hits both
-        for name in order:
+def _take_turns(stage: Stage, jobs: dict[str, int]) -> Windows:
+    """Turns of jobs that are both suspended; ours goes on at the end: it is stopped by asking it."""
+    windows: Windows = {name: [] for name in jobs}
+    for number in range(WHOLE_PAIRS):
+        for name in ("bare", "ours") if number % 2 else ("ours", "bare"):
             stage.slurm("scontrol", "resume", str(jobs[name]))
-            time.sleep(_SETTLE_S)
-            began = time.time()
-            time.sleep(_TURN_S)
-            windows[name].append((began, time.time()))
+            windows[name].append(_window(_WHOLE_SETTLE_S, _WHOLE_TURN_S))
             stage.slurm("scontrol", "suspend", str(jobs[name]))
-    stage.slurm("scontrol", "resume", str(jobs["ours"]))  # it is stopped by asking it
+    stage.slurm("scontrol", "resume", str(jobs["ours"]))
     return windows
 
 
@@ -132,26 +190,34 @@ def _records(run_dir: Path) -> list[StepRecord]:
 # ---------------------------------------------------------------- from steps to a percentage
 
 
+def _steps(log: Sequence[StepRecord], windows: Sequence[tuple[float, float]]) -> list[float | None]:
+    return [step_s(log, *window) for window in windows]
+
+
 def step_s(log: Sequence[StepRecord], began: float, ended: float) -> float | None:
-    """Seconds of a step between two instants, the median of blocks of steps; None when there were too few."""
+    """Seconds of a step between two instants, the mean; None when there were too few."""
     times = [record.time for record in log if record.time is not None and began <= record.time <= ended]
-    blocks = [(times[n + _BLOCK] - times[n]) / _BLOCK for n in range(0, len(times) - _BLOCK, _BLOCK)]
-    return statistics.median(blocks) if len(blocks) >= _BLOCKS_AT_LEAST else None
+    steps = len(times) - 1
+    return (times[-1] - times[0]) / steps if steps >= _STEPS_AT_LEAST else None
 
 
-def rate_steps(steps: dict[str, list[float | None]]) -> dict[str, Any]:
-    """The percentage by which steps take longer: of each pair of turns, then the median of the pairs."""
-    pairs = [(b, o) for b, o in zip(steps["bare"], steps["ours"], strict=True) if b and o]
+def rate_steps(before: Sequence[float | None], after: Sequence[float | None]) -> dict[str, Any]:
+    """`percent`: by how much the steps of the second list take longer, the median of the pairs of turns.
+
+    `error_percent` is the standard error of that median: 1.2533 times that of a mean, with 1.4826 times the median
+    distance from the middle as standard deviation. Both factors are those of a normal distribution.
+    """
+    pairs = [(one, other) for one, other in zip(before, after, strict=True) if one and other]
     if not pairs:
         raise BenchFailed("no pair of turns had enough steps")
-    percents = [(ours / bare - 1) * 100 for bare, ours in pairs]
+    percents = [(other / one - 1) * 100 for one, other in pairs]
+    middle = statistics.median(percents)
+    spread = 1.4826 * statistics.median(abs(percent - middle) for percent in percents)
     return {
-        "overhead_percent": round(statistics.median(percents), 3),
-        "overhead_percent_of_pairs": [round(percent, 2) for percent in percents],
-        "step_ms": {
-            "bare": round(statistics.median(bare for bare, _ in pairs) * 1000, 2),
-            "ours": round(statistics.median(ours for _, ours in pairs) * 1000, 2),
-        },
+        "percent": round(middle, 3),
+        "error_percent": round(1.2533 * spread / math.sqrt(len(pairs)), 3),
+        "percent_of_pairs": [round(percent, 2) for percent in percents],
+        "step_ms": [round(statistics.median(side) * 1000, 2) for side in zip(*pairs, strict=True)],
     }
 
 
