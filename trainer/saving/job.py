@@ -74,6 +74,7 @@ class Job:
         self.folder = ""  # name of the checkpoint's, once it is there
         self._nearby = nearby
         self.is_staged = False
+        self.hindered: list[int] = []  # where the rank waited to write while its training stood still, once staged
         self.ended: Event | None = None
         self._prepared = prepared
         self._post = post
@@ -144,7 +145,14 @@ class Job:
         memory = self._prepared.memory
         if protector is not None and behind.chunks:
             beat = guard.beat if guard is not None else lambda: None
-            copy_behind(protector, behind.chunks, memory.address, self._cancelled.is_set, beat)
+            self.hindered = copy_behind(
+                protector,
+                behind.chunks,
+                memory.address,
+                is_cancelled=self._cancelled.is_set,
+                beat=beat,
+                is_standing=lambda: not self._filled.is_set(),
+            )
         if guard is not None:
             guard.disarm()
         self._filled.wait()

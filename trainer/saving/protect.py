@@ -16,8 +16,9 @@ import os
 import platform
 import select
 import struct
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from pathlib import Path
 from trainer.saving.mappings import OwnMemory
 
 PAGE = 4096
-CHUNK_BYTES = 4 * 1024 * 1024  # a multiple of huge pages, so that none is split; 4 MiB are copied in a millisecond
+CHUNK_BYTES = 2 * 1024 * 1024  # a huge page, so that none is split; it is copied in half a millisecond
 
 _SYSCALLS = {"x86_64": 323, "aarch64": 282}
 _DEVICE = Path("/dev/userfaultfd")
@@ -40,7 +41,7 @@ _EVENT_PAGEFAULT = 0x12
 _MESSAGES_AT_ONCE = 64
 _PR_SET_PTRACER = 0x59616D61
 
-_GAP_BYTES = 2 * PAGE
+_GAP_BYTES = 16 * PAGE
 _HEAD_START_S = 0.004  # of the other ranks of this node, whose trainings wait to be protected just now
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -91,8 +92,8 @@ class Chunk:
 def merge(ranges: Sequence[Range], holds: Callable[[int, int], bool] | None = None) -> list[Region]:
     """Regions around ranges that do not overlap. `holds(address, size)`: what lies between can be protected, too.
 
-    Between neighbours lie the pages that hold the end of one tensor and the begin of the next. Protected with them,
-    huge pages stay whole, and then protecting costs next to nothing.
+    Between neighbours lie the pages that hold the end of one tensor and the begin of the next, and small ones: a bias,
+    say, and its moments. Protected with them, huge pages stay whole, and then protecting costs next to nothing.
     """
     regions: list[Region] = []
     for part in sorted(ranges, key=lambda part: part.address):
@@ -104,6 +105,32 @@ def merge(ranges: Sequence[Range], holds: Callable[[int, int], bool] | None = No
         else:
             regions.append(Region(part.address, part.size))
     return regions
+
+
+def leave_out(regions: Sequence[Region], ranges: Sequence[Range], addresses: Iterable[int]) -> list[Region]:
+    """The regions without the gaps between ranges that these addresses are in; an address in a range changes nothing.
+
+    What else lies in a gap may be written to all the time, and who does would wait in each save.
+    """
+    parts = sorted(ranges, key=lambda part: part.address)
+    begins = [part.address for part in parts]
+    left = list(regions)
+    for address in addresses:
+        at = bisect.bisect_right(begins, address)
+        if not 0 < at < len(parts):
+            continue
+        begin, end = parts[at - 1].address + parts[at - 1].size, parts[at].address
+        if begin <= address < end:
+            left = [piece for region in left for piece in _without(region, begin, end)]
+    return left
+
+
+def _without(region: Region, begin: int, end: int) -> list[Region]:
+    stop = region.address + region.size
+    if not (region.address <= begin and end <= stop):
+        return [region]
+    pieces = Region(region.address, begin - region.address), Region(end, stop - end)
+    return [piece for piece in pieces if piece.size]
 
 
 def split(ranges: Sequence[Range], regions: Sequence[Region] | None = None) -> list[Chunk]:
@@ -270,21 +297,34 @@ def copy_behind(
     memory: int,
     is_cancelled: Callable[[], bool] = lambda: False,
     beat: Callable[[], None] = lambda: None,
-) -> None:
+    is_standing: Callable[[], bool] = lambda: False,
+) -> list[int]:
     """Copy protected chunks to the staging memory that begins at `memory`, and release each after its copy.
 
     Chunks that someone waits for come first; `beat` is called after each. Whatever happens, nothing is protected
-    afterwards, as long as the kernel lets it be released.
+    afterwards, as long as the kernel lets it be released. Returns the addresses between ranges that were waited for
+    while the training was `is_standing`: those gaps were released at once.
     """
     begins = [chunk.address for chunk in chunks]
     is_copied = bytearray(len(chunks))
     urgent: deque[int] = deque()
+    hindered: list[int] = []
     next_at = 0
-    head_start_s = _HEAD_START_S
+    head_start_until = time.monotonic() + _HEAD_START_S
     try:
         while next_at < len(chunks) and not is_cancelled():
-            waiting, head_start_s = protector.waiting(head_start_s), 0.0
-            urgent.extend(bisect.bisect_right(begins, address) - 1 for address in waiting)
+            wait_s = 0.0 if urgent else max(0.0, head_start_until - time.monotonic())
+            waiting = protector.waiting(wait_s)
+            for address in waiting:
+                at = bisect.bisect_right(begins, address) - 1
+                gap = _find_gap(chunks[at], address) if is_standing() else None
+                if gap is None:
+                    urgent.append(at)
+                else:
+                    hindered.append(address)
+                    protector.release(gap.address, gap.size)
+            if not urgent and time.monotonic() < head_start_until:
+                continue
             at = urgent.popleft() if urgent else next_at
             chunk = chunks[at]
             if not is_copied[at]:
@@ -298,3 +338,17 @@ def copy_behind(
     finally:
         if next_at < len(chunks):
             protector.release_all([Region(chunk.address, chunk.size) for chunk in chunks])
+    return hindered
+
+
+def _find_gap(chunk: Chunk, address: int) -> Region | None:
+    """What lies around an address between the ranges in a chunk; None when a range does."""
+    begin, end = chunk.address, chunk.address + chunk.size
+    for part in chunk.parts:
+        if part.address + part.size <= address:
+            begin = max(begin, part.address + part.size)
+        elif part.address > address:
+            end = min(end, part.address)
+        else:
+            return None
+    return Region(begin, end - begin)

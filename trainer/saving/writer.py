@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from trainer.saving.job import Behind, Job, Prepared
 from trainer.saving.link import Link, LinkLost, Message, connect
 from trainer.saving.memory import StagingMemory
 from trainer.saving.nearby import NearbyDisk
-from trainer.saving.protect import Protector, Range, Region, split
+from trainer.saving.protect import Protector, Range, Region, leave_out, split
 from trainer.saving.publish import Destination, Folder, describe, discard, open_folder, publish, vouch
 from trainer.session.claims import Claim, ClaimLost
 
@@ -58,6 +58,7 @@ class Writer:
         self._protector: Protector | None = None
         self._prepared: Prepared | None = None
         self._behind = Behind()
+        self._ranges: list[Range] = []
         self._regions: list[Region] = []
         self._job: Job | None = None
         self._finish_by: float | None = None
@@ -184,9 +185,9 @@ class Writer:
         self._tell_rank({"kind": "prepared"})
 
     def _bind(self, message: Message) -> None:
-        ranges = [Range(*part) for part in message["ranges"]]
+        self._ranges = [Range(*part) for part in message["ranges"]]
         self._regions = [Region(*region) for region in message["regions"]]
-        self._behind = Behind(split(ranges, self._regions), message["twins"])
+        self._behind = Behind(split(self._ranges, self._regions), message["twins"])
         if self._protector is not None:
             with suppress(OSError):  # told when they are to be protected
                 self._protector.register(self._regions)
@@ -236,6 +237,12 @@ class Writer:
             return dict.fromkeys(self._regions, f"nobody would watch over it: {error}")
         return self._protector.protect(self._regions, self._guard.beat)
 
+    def _leave_out(self, hindered: Sequence[int]) -> None:
+        """From the next save on, protect nothing between tensors that kept the training from going on."""
+        if hindered:
+            self._regions = leave_out(self._regions, self._ranges, hindered)
+            self._behind = Behind(split(self._ranges, self._regions), self._behind.twins)
+
     # ------------------------------------------------------------ events of threads
 
     def _handle_event(self, event: Message) -> None:
@@ -252,6 +259,7 @@ class Writer:
                 self._job.is_staged = True
                 self._tell_rank({"kind": "staged", "save": event["save"]})
                 self._report(event)
+                self._leave_out(self._job.hindered)
             case _:
                 self._report(event)
 

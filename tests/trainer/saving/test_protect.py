@@ -22,6 +22,7 @@ from trainer.saving.protect import (
     Range,
     Region,
     copy_behind,
+    leave_out,
     merge,
     open_descriptor,
     split,
@@ -145,6 +146,56 @@ def test_each_chunk_that_is_copied_is_told_of(protector: Protector) -> None:
     assert len(told) == len(chunks)
 
 
+def _apart(memory: Memory) -> list[Range]:
+    """All of it but two pages in the middle of the second chunk."""
+    middle = CHUNK_BYTES + CHUNK_BYTES // 2
+    return [
+        Range(memory.address, middle, 0),
+        Range(memory.address + middle + 2 * PAGE, SIZE - middle - 2 * PAGE, middle + 2 * PAGE),
+    ]
+
+
+def test_who_writes_between_ranges_waits_for_no_copy_while_the_training_stands(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    between = CHUNK_BYTES + CHUNK_BYTES // 2 + PAGE
+    write = source.write_aside(between, b"new")
+    reading = protector.read
+
+    def read(parts: Sequence[Range], memory: int) -> None:
+        write.join(10)
+        assert not write.is_alive()
+        reading(parts, memory)
+
+    protector.read = read  # type: ignore[method-assign]
+    chunks = split(_apart(source), [_whole(source)])
+    hindered = copy_behind(protector, chunks, copy.address, is_standing=lambda: True)
+    assert hindered == [source.address + between]
+    outside = [*range(0, SIZE, PAGE)]
+    gap = (between - PAGE, between)
+    assert all(copy.mapping[at] == ord("a") for at in outside if at not in gap)
+    assert [copy.mapping[at] for at in gap] == [0, 0]
+    source.write(0, b"new")
+
+
+def test_who_writes_between_ranges_later_waits_for_the_copy_of_what_is_around(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    write = source.write_aside(CHUNK_BYTES + CHUNK_BYTES // 2, b"new")
+    order: list[int] = []
+    reading = protector.read
+
+    def read(parts: Sequence[Range], memory: int) -> None:
+        order.append(parts[0].offset)
+        reading(parts, memory)
+
+    protector.read = read  # type: ignore[method-assign]
+    assert copy_behind(protector, split(_apart(source), [_whole(source)]), copy.address) == []
+    write.join(10)
+    assert not write.is_alive()
+    assert order[0] == CHUNK_BYTES // PAGE * PAGE
+
+
 def test_reading_does_not_wait(protector: Protector) -> None:
     source = _memory(b"a")
     protector.protect([_whole(source)])
@@ -265,6 +316,23 @@ def test_neighbours_with_memory_between_them_that_can_not_be_protected_are_apart
         (10 * PAGE, 3 * PAGE),
         (14 * PAGE, 2 * PAGE),
     ]
+
+
+def test_small_tensors_between_two_large_ones_do_not_keep_them_apart() -> None:
+    parts = [Range(0, 600 * PAGE, 0), Range(606 * PAGE, 300 * PAGE, 0)]
+    assert merge(parts, lambda address, size: (address, size) == (600 * PAGE, 6 * PAGE)) == [Region(0, 906 * PAGE)]
+
+
+def test_what_hinders_is_left_out_of_the_regions_and_a_range_never_is() -> None:
+    parts = [Range(0, 6 * PAGE, 0), Range(8 * PAGE, 2 * PAGE, 0), Range(20 * PAGE, PAGE, 0)]
+    regions = [Region(0, 10 * PAGE), Region(20 * PAGE, PAGE)]
+    assert leave_out(regions, parts, [7 * PAGE + 5]) == [
+        Region(0, 6 * PAGE),
+        Region(8 * PAGE, 2 * PAGE),
+        Region(20 * PAGE, PAGE),
+    ]
+    for address in (0, 5 * PAGE, 8 * PAGE, 12 * PAGE, 20 * PAGE, 30 * PAGE):  # ranges, or protected by no region
+        assert leave_out(regions, parts, [address]) == regions
 
 
 def test_chunks_end_at_multiples_of_their_size_and_parts_keep_their_offsets() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,6 +161,49 @@ def test_only_what_can_not_be_protected_is_copied_at_once(tmp_path: Path, caplog
         os.close(other)
     (said,) = [record.getMessage() for record in caplog.records if "protected" in record.getMessage()]
     assert said.startswith("4.0 MiB of the state")
+
+
+def _is_write_protected(address: int) -> bool:
+    page = os.sysconf("SC_PAGE_SIZE")
+    with Path("/proc/self/pagemap").open("rb") as pages:
+        pages.seek(address // page * 8)
+        return bool(int.from_bytes(pages.read(8), "little") >> 57 & 1)
+
+
+def test_what_keeps_a_training_from_going_on_once_does_not_in_the_next_save(tmp_path: Path) -> None:
+    import torch
+
+    from tests.trainer.saving.crew import crew
+
+    size = 2**20
+    memory = mmap.mmap(-1, 3 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[:] = b"a" * len(memory)
+    first = torch.frombuffer(memory, dtype=torch.uint8, count=size)
+    second = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=size + 8192)
+    between = first.data_ptr() + size + 4096  # where others of this process keep something
+    with crew(tmp_path, [[first, second]]) as one:
+        saver, plan = one.savers[0], one.plans[0]
+        if not saver.is_protecting:
+            pytest.skip("no write protection here")
+        was_protected: list[bool] = []
+
+        def write() -> None:
+            """Write between the tensors while they are protected, if that is seen in time."""
+            stop = time.monotonic() + 0.05
+            while not _is_write_protected(second.data_ptr() + size // 2):
+                if time.monotonic() > stop:
+                    return
+            was_protected.append(_is_write_protected(between))
+            memory[size + 4096] = 1
+
+        for step in range(1, 31):
+            saver.begin(plan, one.values[0], step=step, samples=step, meanwhile=write)
+            assert one.results()[0].is_verified
+            if False in was_protected:
+                break
+        assert was_protected[:1] == [True]
+        assert was_protected[-1] is False
+        assert one.stored(step) == one.snapshot()
 
 
 def test_tensors_that_moved_are_found_where_they_are_now(tmp_path: Path) -> None:
