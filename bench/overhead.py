@@ -103,7 +103,6 @@ def _measure_steps(stage: Stage, service: Service, pairs: int) -> dict[str, Any]
         time.sleep(_AFTER_START_S)
         ours = service.attempts("overhead")[-1].job_id or 0
         alone = _stop_and_go(_find_around(stage, service.attempts("overhead")[-1].nodes), pairs)
-        say("steps with and without agents and launcher are measured")
         stage.slurm("scontrol", "suspend", str(ours))
         bare = submit_bare(stage, bare_dir, _TRAINING, nodes=RANKS)
         wait_for("the first step, bare", partial(_has_stepped, bare_dir), _START_LIMIT_S)
@@ -115,10 +114,11 @@ def _measure_steps(stage: Stage, service: Service, pairs: int) -> dict[str, Any]
         service.command("stop", "overhead")
         if bare is not None:
             stage.sandbox.run("scancel", str(bare))
-    say("steps beside bare ranks are measured")
     bare_log, our_log = _records(bare_dir), _records(run_dir)
     around = rate_steps(_steps(our_log, alone["without"]), _steps(our_log, alone["with"]))
     beside = rate_steps(_steps(bare_log, whole["bare"]), _steps(our_log, whole["ours"]))
+    for what, found in (("with agents and launcher", around), ("of the whole run", beside)):
+        say(f"steps {what}: {found['percent']:+.2f} % (standard error {found['error_percent']:.2f})")
     return {
         "overhead_percent": around["percent"],
         "overhead": around,
