@@ -17,6 +17,7 @@ import signal
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -128,18 +129,19 @@ def _measure_steps(stage: Stage, service: Service, pairs: int) -> dict[str, Any]
 
 
 def _find_around(stage: Stage, nodes: Sequence[str]) -> list[int]:
-    """The processes of a training's nodes that are agents, launcher, or kept by them."""
-    found = [pid for node in nodes for pid in stage.sandbox.node_pids(node) if _is_around(pid)]
-    if len(found) <= len(nodes):
+    """The processes of a training's nodes that are its launcher, its agents, or what Slurm starts these with."""
+    found = [(_kind(pid), pid) for node in nodes for pid in stage.sandbox.node_pids(node)]
+    kinds = Counter(kind for kind, _ in found)
+    if not kinds["trainer.launch"] or kinds["trainer.node"] < len(nodes):
         raise BenchFailed(f"no launcher and {len(nodes)} agents among the processes of {', '.join(nodes)}")
-    return found
+    return [pid for kind, pid in found if kind]
 
 
-def _is_around(pid: int) -> bool:
+def _kind(pid: int) -> str:
     with suppress(OSError):
-        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-        return b"trainer.node" in words or b"trainer.launch" in words or words[0] == b"srun"
-    return False
+        words = (Path("/proc") / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        return next((kind for kind in ("trainer.launch", "trainer.node", "srun") if kind in words), "")
+    return ""
 
 
 def _stop_and_go(around: Sequence[int], pairs: int) -> Windows:
@@ -157,7 +159,8 @@ def _stop_and_go(around: Sequence[int], pairs: int) -> Windows:
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:
     for pid in pids:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # that the training was interrupted shows in its records
+            os.kill(pid, number)
 
 
 def _window(settle_s: float, turn_s: float) -> tuple[float, float]:

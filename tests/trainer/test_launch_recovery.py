@@ -136,7 +136,7 @@ def test_agents_that_are_killed_together_have_one_successor_each(attempt: Attemp
 def test_a_node_that_is_lost_while_another_failure_is_recovered_from_is_left_out(
     attempt: Attempt, slurmd: tuple[str, int]
 ) -> None:
-    checks = ("/bin/sh", "-c", "sleep 1.2; echo '[]'")
+    checks = ("/bin/sh", "-c", "sleep 2; echo '[]'")
     ports = {"n1": slurmd, "n2": NOWHERE, "n3": slurmd}
     attempt.start(STARTS, nodes=2, allocated=3, in_job=True, suspect_after_s=1.0, ports=ports, start_checks=checks)
     assert eventually(lambda: attempt.is_up(0, 1, launch=0))

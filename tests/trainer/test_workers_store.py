@@ -42,19 +42,23 @@ def settle(agent: Agent) -> None:
     """Have it serve stores."""
     write(agent, TELL)
     agent.settle()
-    assert len(agent.kept()) == 1
     assert eventually(lambda: is_served(agent))
 
 
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    """One that serves stores by now."""
-    with closing(open_agent(tmp_path, "direct", procs=2, environment=LOOPBACK)) as agent:
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    with closing(open_agent(tmp_path_factory.mktemp("store"), "direct", procs=2, environment=LOOPBACK)) as agent:
         write(agent, TELL)
         assert not is_served(agent)
         assert agent.kept() == set()
-        settle(agent)
         yield agent
+
+
+@pytest.fixture
+def agent(opened: Agent) -> Agent:
+    """One that serves stores by now."""
+    settle(opened)
+    return opened
 
 
 def test_ranks_meet_at_a_store_that_outlives_them_until_the_next_start(agent: Agent) -> None:
@@ -67,8 +71,16 @@ def test_ranks_meet_at_a_store_that_outlives_them_until_the_next_start(agent: Ag
         agent.settle()
     assert [len(kept) for kept in stores] == [2, 2]
     assert len(stores[0] & stores[1]) == 1
-    agent.close()
-    assert not any(map(is_alive, stores[1]))
+
+
+def test_what_serves_and_the_store_end_with_their_agent(tmp_path: Path) -> None:
+    with closing(open_agent(tmp_path, "direct", environment=LOOPBACK)) as agent:
+        write(agent, TELL)
+        is_served(agent)
+        settle(agent)
+        kept = agent.kept()
+    assert len(kept) == 2
+    assert not any(map(is_alive, kept))
 
 
 def test_a_killed_rank_takes_the_store_with_it_and_the_next_start_has_another(agent: Agent) -> None:
@@ -79,6 +91,7 @@ def test_a_killed_rank_takes_the_store_with_it_and_the_next_start_has_another(ag
     assert agent.wait().exit_code == 137
     agent.stop(0.0)
     assert below(agent.process.pid) == agent.kept()
+    assert len(agent.kept()) == 1
     write(agent, MEET)
     agent.run("train.py", environment=LOOPBACK)
     assert agent.out() == "2 True\n"
@@ -103,6 +116,21 @@ def test_a_port_that_is_taken_is_told_as_that(agent: Agent) -> None:
         agent.start("train.py", environment=LOOPBACK, port=other.getsockname()[1])
         end = agent.wait()
     assert (end.kind, end.is_port_taken) == ("start_failed", True)
+
+
+def test_a_program_that_opens_a_store_itself_meets_there_too(agent: Agent) -> None:
+    write(
+        agent,
+        """
+import os
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, os.environ["RANK"] == "0", wait_for_workers=False)
+store.set(os.environ["RANK"], "up")
+store.wait(["0", "1"])
+print(os.environ["TORCHELASTIC_USE_AGENT_STORE"])
+""",
+    )
+    assert is_served(agent)
 
 
 def test_without_torch_rank_0_serves_whatever_it_serves(tmp_path: Path) -> None:
@@ -153,7 +181,7 @@ def has_told(node: Commander, phase: str) -> bool:
 
 
 def prepared(agent: int) -> bool:
-    return any(b"warm.py" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in below(agent))
+    return any(b"warm.py" in (Path("/proc") / str(pid) / "cmdline").read_bytes() for pid in below(agent))
 
 
 def test_the_first_node_prepares_a_store_once_the_training_steps(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from supervisor.layouts.tree import Broken, Unfinished
 from supervisor.rundir_child import inspect_checkpoint
 from tests.trainer.hostile import exploits
 from tests.verify.folders import SHARDS, described, flip, publish, reseal
-from trainer.contract import MANIFEST_NAME
+from trainer.contract import MANIFEST_NAME, ContractError, Manifest, ManifestFile
 from trainer.format import stale
-from trainer.format.manifest import seal_manifest
+from trainer.format.manifest import parse_manifest, seal_manifest
 
 
 def verify(folder: Path, **options: Any) -> Readback:
@@ -73,6 +73,20 @@ def test_no_bit_of_a_sealed_manifest_can_change(bit: int, tmp_path: Path) -> Non
             inspect_own(folder, Identity())
     finally:
         (folder / MANIFEST_NAME).write_bytes(whole)
+
+
+@settings(max_examples=200, deadline=None)
+@given(bits=st.tuples(st.integers(0, 8 * len("self_xxh3_128") - 1), st.integers(0, 8 * len("libraries") - 1)))
+def test_the_names_of_seal_and_libraries_can_not_both_change(bits: tuple[int, int]) -> None:
+    file = ManifestFile(path="a", size_bytes=1, xxh3_128="0" * 32)
+    manifest = Manifest(
+        run="gpt", attempt=1, step=10, samples=80, world_size=1, time=1.0, libraries={"torch": "2"}, files=(file,)
+    )
+    data = bytearray(seal_manifest(manifest))
+    for name, bit in zip((b"self_xxh3_128", b"libraries"), bits, strict=True):
+        data[data.index(b'"' + name + b'"') + 1 + bit // 8] ^= 1 << bit % 8
+    with pytest.raises(ContractError):
+        parse_manifest(bytes(data))
 
 
 def test_a_manifest_of_another_writer_needs_no_seal(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ torchrun's agent has torch at hand and so has its store ready; this node's agent
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from trainer.agent.zygote import Zygote
+from trainer.descendants import kill_descendants
 
 _ANSWER_LIMIT_S = 1.0  # it takes some milliseconds
 _OWN = {"WARM_IMPORTS": "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # no more than a store needs
@@ -31,16 +32,19 @@ class PreparedStore:
         except OSError:
             self._is_refused = True
 
-    def serve(self, port: int) -> int | None:
+    def serve(self, port: int, kept: Collection[int]) -> int | None:
         """Serve a store at this port of all addresses; the process that does, or None where that can't be.
 
-        With None, whatever was begun is below this process still, and to be killed.
+        `kept`: children of this process that go on when one that came too late has to be found and killed.
         """
         self._listen(0.0)
         if self._zygote is None or not self._zygote.is_ready:
             return None
         self._zygote.fork((), port)
-        return self._listen(_ANSWER_LIMIT_S)
+        store = self._listen(_ANSWER_LIMIT_S)
+        if store is None:  # it would be in the way of rank 0
+            kill_descendants(kept={*kept, *self.pids()})
+        return store
 
     def pids(self) -> frozenset[int]:
         """What outlives the ranks."""
@@ -57,10 +61,13 @@ class PreparedStore:
         while self._zygote is not None:
             messages = self._zygote.read(wait_s)
             for message in messages:
-                if message["type"] == "started":
-                    return int(message["store"]) if message["store"] else None
-                if message["type"] in ("gone", "refused", "failed"):
-                    self._is_refused = message["type"] == "refused"
+                if message["type"] == "started" and message["store"]:
+                    return int(message["store"])
+                if message["type"] in ("started", "refused"):  # nothing started: this torch's store is another one
+                    self._is_refused = True
+                    self.close()
+                    return None
+                if message["type"] in ("gone", "failed"):
                     self.close()
                     return None
             if not messages:

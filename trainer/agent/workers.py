@@ -153,7 +153,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """The environment of one rank: what torchrun sets, with the number of this start as its restart count.
 
-    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 itself serves the store at MASTER_ADDR:MASTER_PORT.
+    TORCHELASTIC_USE_AGENT_STORE is False: rank 0 itself serves the store at MASTER_ADDR:MASTER_PORT. Whoever serves one
+    for it says True.
     """
     rank, world = place.rank * procs + local_rank, place.nodes * procs
     return {

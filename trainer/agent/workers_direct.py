@@ -17,7 +17,6 @@ from trainer.agent.program import Program
 from trainer.agent.rank_processes import RankProcesses, make_log_folder, port_taken
 from trainer.agent.store import PreparedStore
 from trainer.agent.workers import START_FAILED, RankStart, Setting, WorkersEnd, plan_ranks
-from trainer.descendants import kill_descendants
 from trainer.verdict import EXIT_MISCONFIGURED, EXIT_NOT_STARTED
 
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +49,9 @@ class DirectWorkers:
         self._end_store()
         plan = plan_start(self._setting, place, program, environment)
         self._processes = plan.processes
-        store = self._serve(place) if plan.ranks and place.rank == 0 else None
+        store = None
+        if plan.ranks and place.rank == 0 and self._store is not None:
+            store = self._store.serve(place.master_port, self._setting.others())
         if store is not None:
             self._processes.add({}, store)
         for rank in plan.ranks:
@@ -85,14 +86,6 @@ class DirectWorkers:
             self._store.close()
         self._end_store()
         self.stop(0.0)
-
-    def _serve(self, place: Place) -> int | None:
-        if self._store is None:
-            return None
-        store = self._store.serve(place.master_port)
-        if store is None:  # a store that came too late would be in rank 0's way
-            kill_descendants(kept={*self._setting.others(), *self.kept()})
-        return store
 
     def _end_store(self) -> None:
         if self._processes is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainer.agent.workers import RankStart
 from trainer.beats import ChannelError, LineBuffer, Message
+from trainer.descendants import KILL_LIMIT_S
 
 _WARM = Path(__file__).parents[1] / "warm.py"
 _MESSAGE_LIMIT_BYTES = 1024 * 1024
@@ -81,7 +82,8 @@ class Zygote:
         """Kill it; ranks that it has forked are not its own any more."""
         self._socket.close()
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one whose file system hangs is left to the kernel
+            self._process.wait(KILL_LIMIT_S)
 
     def _send(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # that it is gone shows when it is read

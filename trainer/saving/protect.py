@@ -34,6 +34,7 @@ _DEVICE_NEW = 0xAA00
 _API, _API_IOCTL = 0xAA, 0xC018AA3F
 _REGISTER, _MODE_WP = 0xC020AA00, 2
 _WRITEPROTECT = 0xC018AA06
+_WAKE = 0x8010AA02
 _FEATURE_WP = 1
 _FEATURE_WP_UNPOPULATED = 1 << 13
 _MESSAGE = struct.Struct("<B7xQQ8x")
@@ -249,6 +250,15 @@ class Protector:
             self.release_all([region])  # the part before what declines
             raise
 
+    def leave_out(self, regions: Sequence[Region]) -> None:
+        """From now on these stand for the registered ones that they are parts of."""
+        whole = [(region.address, region.address + region.size) for region in self._registered]
+        self._registered.update(
+            region
+            for region in regions
+            if any(a <= region.address and region.address + region.size <= b for a, b in whole)
+        )
+
     def _register_again(self, region: Region) -> None:
         self._registered.discard(region)
         with Path(f"/proc/{self._pid}/maps").open() as lines:
@@ -257,8 +267,19 @@ class Protector:
         self.register([region])
 
     def release(self, address: int, size: int) -> None:
-        """Writes to these pages go on, also those that wait."""
-        self._set(address, size, is_protected=False)
+        """Writes to these pages go on, also those that wait.
+
+        What was mapped anew among them, between tensors, is not protected any more, and the kernel stops there.
+        """
+        try:
+            self._set(address, size, is_protected=False)
+        except FileNotFoundError:
+            if size > PAGE:
+                half = size // 2 // PAGE * PAGE
+                self.release(address, half)
+                self.release(address + half, size - half)
+            else:  # whoever waited for what was there before
+                fcntl.ioctl(self._fd, _WAKE, struct.pack("<QQ", address, size))
 
     def release_all(self, regions: Sequence[Region]) -> None:
         """As `release`, for all that can be released."""
@@ -351,4 +372,4 @@ def _find_gap(chunk: Chunk, address: int) -> Region | None:
             end = min(end, part.address)
         else:
             return None
-    return Region(begin, end - begin)
+    return Region(begin, end - begin) if begin <= address < end else None  # a waiter of what was declined

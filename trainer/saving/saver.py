@@ -358,6 +358,7 @@ class Saver:
         if why != self._declined:  # not again in each save
             total = sum(size for _, size, _ in declined) / 2**20
             log.warning("%.1f MiB of the state can't be protected and are copied at once: %s", total, why)
+            self._binding = None  # what lies between tensors may have changed: looked at anew for the next save
         self._declined = why
 
     def _prepare(self, plan: Plan, sources: Sequence[Source]) -> None:

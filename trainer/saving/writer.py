@@ -242,6 +242,8 @@ class Writer:
         if hindered:
             self._regions = leave_out(self._regions, self._ranges, hindered)
             self._behind = Behind(split(self._ranges, self._regions), self._behind.twins)
+            if self._protector is not None:
+                self._protector.leave_out(self._regions)
 
     # ------------------------------------------------------------ events of threads
 

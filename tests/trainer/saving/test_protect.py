@@ -155,6 +155,19 @@ def _apart(memory: Memory) -> list[Range]:
     ]
 
 
+def _await_the_first(protector: Protector) -> None:
+    """Have the copy begin when somebody waits."""
+    waiting = protector.waiting
+    has_waited: list[int] = []
+
+    def wait(within_s: float = 0.0) -> list[int]:
+        found = waiting(within_s if has_waited else 5.0)
+        has_waited.extend(found)
+        return found
+
+    protector.waiting = wait  # type: ignore[method-assign]
+
+
 def test_who_writes_between_ranges_waits_for_no_copy_while_the_training_stands(protector: Protector) -> None:
     source, copy = _memory(b"a"), _memory(b"")
     protector.protect([_whole(source)])
@@ -168,6 +181,7 @@ def test_who_writes_between_ranges_waits_for_no_copy_while_the_training_stands(p
         reading(parts, memory)
 
     protector.read = read  # type: ignore[method-assign]
+    _await_the_first(protector)
     chunks = split(_apart(source), [_whole(source)])
     hindered = copy_behind(protector, chunks, copy.address, is_standing=lambda: True)
     assert hindered == [source.address + between]
@@ -181,7 +195,8 @@ def test_who_writes_between_ranges_waits_for_no_copy_while_the_training_stands(p
 def test_who_writes_between_ranges_later_waits_for_the_copy_of_what_is_around(protector: Protector) -> None:
     source, copy = _memory(b"a"), _memory(b"")
     protector.protect([_whole(source)])
-    write = source.write_aside(CHUNK_BYTES + CHUNK_BYTES // 2, b"new")
+    between = CHUNK_BYTES + CHUNK_BYTES // 2
+    write = source.write_aside(between, b"new")
     order: list[int] = []
     reading = protector.read
 
@@ -190,10 +205,13 @@ def test_who_writes_between_ranges_later_waits_for_the_copy_of_what_is_around(pr
         reading(parts, memory)
 
     protector.read = read  # type: ignore[method-assign]
-    assert copy_behind(protector, split(_apart(source), [_whole(source)]), copy.address) == []
+    _await_the_first(protector)
+    chunks = split(_apart(source), [_whole(source)])
+    assert copy_behind(protector, chunks, copy.address) == []
     write.join(10)
     assert not write.is_alive()
-    assert order[0] == CHUNK_BYTES // PAGE * PAGE
+    around = next(c for c in chunks if c.address <= source.address + between < c.address + c.size)
+    assert order[0] == around.parts[0].offset
 
 
 def test_reading_does_not_wait(protector: Protector) -> None:
@@ -297,6 +315,24 @@ def test_memory_that_was_mapped_anew_is_protected_all_the_same(protector: Protec
     copy_behind(protector, split([_part(source)]), copy.address)
     write.join(10)
     assert copy.mapping[:3] == bytes(3)
+
+
+@pytest.mark.parametrize("is_all", [True, False])
+def test_what_is_mapped_anew_between_tensors_keeps_nothing_around_it_protected(
+    protector: Protector, is_all: bool
+) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    gap = source.address + CHUNK_BYTES + CHUNK_BYTES // 2
+    protector.protect([_whole(source)])
+    assert _map_fixed(gap, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) == gap
+    writes = [source.write_aside(at, b"new") for at in (0, gap - source.address + PAGE, SIZE - PAGE)]
+    if is_all:
+        protector.release_all([_whole(source)])
+    else:
+        copy_behind(protector, split(_apart(source), [_whole(source)]), copy.address)
+    for write in writes:
+        write.join(10)
+        assert not write.is_alive()
 
 
 # ---------------------------------------------------------------- regions and chunks
