@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.checkpoint import Checkpointer
+from trainer.contract import EXIT_RESUBMIT
 from trainer.history import StepLog, loss_path
 
 WIDTH, ROWS, LAYERS = 512, 1600, 6
@@ -48,7 +49,7 @@ def main() -> int:
             loss.backward()
             optimizer.step()
             if checkpointer.step(loss=loss):
-                return 75
+                return EXIT_RESUBMIT
             if log is not None:
                 log.append_loss(checkpointer.steps_done, 0.0)  # for the time in it
 

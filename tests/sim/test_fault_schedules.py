@@ -19,7 +19,7 @@ from supervisor.model import RunState
 from tests.sim.schedule import draw_schedule
 from tests.sim.simulation import Simulation
 
-SCHEDULES = 300
+SCHEDULES = 500
 BLOCKS = 10
 
 

@@ -102,11 +102,8 @@ def test_a_write_waits_for_the_copy_and_does_not_leak_into_it(protector: Protect
     assert [source.mapping[at * CHUNK_BYTES + 5 :][:3] for at in (0, 2)] == [b"new", b"new"]
 
 
-def test_what_someone_waits_for_is_copied_first(protector: Protector) -> None:
-    source, copy = _memory(b"a"), _memory(b"")
-    protector.protect([_whole(source)])
-    write = source.write_aside(2 * CHUNK_BYTES, b"new")
-    await_that(protector.waiting)
+def _record_reads(protector: Protector) -> list[int]:
+    """Grows by the offset of each chunk that is copied."""
     order: list[int] = []
     reading = protector.read
 
@@ -115,6 +112,15 @@ def test_what_someone_waits_for_is_copied_first(protector: Protector) -> None:
         reading(parts, memory)
 
     protector.read = read  # type: ignore[method-assign]
+    return order
+
+
+def test_what_someone_waits_for_is_copied_first(protector: Protector) -> None:
+    source, copy = _memory(b"a"), _memory(b"")
+    protector.protect([_whole(source)])
+    write = source.write_aside(2 * CHUNK_BYTES, b"new")
+    await_that(protector.waiting)
+    order = _record_reads(protector)
     other = source.write_aside(CHUNK_BYTES, b"new")
     awaited = protector.waiting
 
@@ -185,9 +191,8 @@ def test_who_writes_between_ranges_waits_for_no_copy_while_the_training_stands(p
     chunks = split(_apart(source), [_whole(source)])
     hindered = copy_behind(protector, chunks, copy.address, is_standing=lambda: True)
     assert hindered == [source.address + between]
-    outside = [*range(0, SIZE, PAGE)]
     gap = (between - PAGE, between)
-    assert all(copy.mapping[at] == ord("a") for at in outside if at not in gap)
+    assert all(copy.mapping[at] == ord("a") for at in range(0, SIZE, PAGE) if at not in gap)
     assert [copy.mapping[at] for at in gap] == [0, 0]
     source.write(0, b"new")
 
@@ -197,14 +202,7 @@ def test_who_writes_between_ranges_later_waits_for_the_copy_of_what_is_around(pr
     protector.protect([_whole(source)])
     between = CHUNK_BYTES + CHUNK_BYTES // 2
     write = source.write_aside(between, b"new")
-    order: list[int] = []
-    reading = protector.read
-
-    def read(parts: Sequence[Range], memory: int) -> None:
-        order.append(parts[0].offset)
-        reading(parts, memory)
-
-    protector.read = read  # type: ignore[method-assign]
+    order = _record_reads(protector)
     _await_the_first(protector)
     chunks = split(_apart(source), [_whole(source)])
     assert copy_behind(protector, chunks, copy.address) == []
